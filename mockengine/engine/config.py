@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine needs to know to run: a value that the service makes of the settings and of a frontend's INIT."""
+
+from dataclasses import dataclass
+
+from mockengine.replies.key import SeedScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The engine's part of the settings, under the same names and with the same meaning.
+
+    Attributes:
+        clients: number of API servers of the frontend.
+        has_coordinator: whether the frontend runs a data-parallel coordinator.
+
+    """
+
+    max_model_len: int
+    block_size: int
+    output_token_chunk_size: int
+    default_output_tokens: int
+    seed: int
+    seed_scope: SeedScope
+    data_parallel_size: int
+    clients: int
+    has_coordinator: bool
+
+    @property
+    def reports_finished_requests(self) -> bool:
+        """Whether frontends count on hearing of every finished and aborted id (protocol section 4.5)."""
+        return self.has_coordinator or self.data_parallel_size > 1

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utility calls: what an engine without memory, weights or adapters answers (protocol section 6).
+
+Constants are those of vLLM's own mock engine, plus what keeps a frontend's routes from failing where a real engine's
+would not. A method that is not here fails with vLLM's words: nothing is silently nil.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mockengine.engine.dialect import Dialect
+from mockengine.wire.utility import UtilityCall, failure_message, unknown_method
+
+SHUTTING_DOWN: Final = "Server shutting down"
+_DEFAULT_WEIGHT_VERSION: Final = "default"
+_WORLD_SIZE: Final = 1
+_LORA_DISABLED: Final = "LoRA is not enabled. Use --enable-lora to enable LoRA."
+_NOT_PAUSED: Final = "release_kv_cache_memory() requires a completed pause first"
+
+
+class UtilityError(Exception):
+    """A call fails; the text goes to the frontend, which shows it."""
+
+
+class Control:
+    """One rank's answers to utility calls.
+
+    Attributes:
+        block_size: tokens per KV-cache block.
+        dialect: the frontend's line, on which the form of some answers depends.
+        weight_version: label of the weights, as last set.
+
+    """
+
+    def __init__(self, block_size: int, dialect: Dialect) -> None:
+        self.block_size = block_size
+        self.dialect = dialect
+        self.weight_version = _DEFAULT_WEIGHT_VERSION
+
+    def answer(self, call: UtilityCall) -> Any:
+        """Return the result of a call.
+
+        Raises:
+            UtilityError: the call fails; unknown method, wrong number of arguments, or as a real engine would.
+
+        """
+        method = _METHODS.get(call.method)
+        if method is None:
+            raise UtilityError(unknown_method(call.method))
+        if not method.arguments_least <= len(call.args) <= method.arguments_most:
+            # A real engine's text is empty here too.
+            raise UtilityError(failure_message(call.method, ""))
+        try:
+            return method.answer(self, call.args)
+        except UtilityError as error:
+            raise UtilityError(failure_message(call.method, str(error))) from error
+
+
+_Answer = Callable[[Control, tuple[Any, ...]], Any]
+
+
+def _constant(value: Any) -> _Answer:
+    return lambda _control, _args: value
+
+
+def _failing(reason: str) -> _Answer:
+    def answer(_control: Control, _args: tuple[Any, ...]) -> Any:
+        raise UtilityError(reason)
+
+    return answer
+
+
+def _wake_up(control: Control, _args: tuple[Any, ...]) -> bool | None:
+    return True if control.dialect.line.wake_up_returns_bool else None
+
+
+def _pause(_control: Control, args: tuple[Any, ...]) -> None:
+    mode = args[0] if args else "abort"
+    if mode not in ("abort", "wait", "keep"):
+        raise UtilityError(f"Invalid pause mode: {mode}")
+
+
+def _set_weight_version(control: Control, args: tuple[Any, ...]) -> None:
+    if not isinstance(args[0], str):
+        raise UtilityError(f"weight version {args[0]!r} is not a str")
+    control.weight_version = args[0]
+
+
+def _collective_rpc(_control: Control, args: tuple[Any, ...]) -> list[Any]:
+    # Rust asks for checksums this way and wants a map per worker; nil does for any other method.
+    return [{} if args[0] == "compute_weight_checksums" else None] * _WORLD_SIZE
+
+
+def _kv_cache_groups(control: Control, _args: tuple[Any, ...]) -> list[dict[str, Any]]:
+    return [{"group_idx": 0, "kind": "full_attention", "block_size": control.block_size, "sliding_window": None}]
+
+
+def _fault_tolerance(_control: Control, args: tuple[Any, ...]) -> dict[str, Any]:
+    request = args[0] if isinstance(args[0], dict) else {}
+    return {"request_id": request.get("request_id"), "success": False, "reason": "status is HEALTHY"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    answer: _Answer
+    arguments_least: int = 0
+    arguments_most: int = 0
+
+
+_nothing = _constant(None)
+_yes = _constant(value=True)
+_no = _constant(value=False)
+_METHODS: Final[Mapping[str, _Method]] = {
+    "get_supported_tasks": _Method(_constant(["generate"])),
+    "is_sleeping": _Method(_no),
+    "sleep": _Method(_nothing, 0, 2),
+    "wake_up": _Method(_wake_up, 0, 1),
+    "release_kv_cache_memory": _Method(_failing(_NOT_PAUSED)),
+    "is_scheduler_paused": _Method(_no),
+    "pause_generation": _Method(_pause, 0, 2),
+    "pause_scheduler": _Method(_pause, 0, 2),
+    "resume_scheduler": _Method(_nothing),
+    "reset_prefix_cache": _Method(_yes, 0, 2),
+    "reset_mm_cache": _Method(_nothing),
+    "reset_encoder_cache": _Method(_nothing),
+    "profile": _Method(_nothing, 0, 5),
+    "execute_dummy_batch": _Method(_nothing),
+    "collective_rpc": _Method(_collective_rpc, 1, 4),
+    "compute_weight_checksums": _Method(_constant([{}] * _WORLD_SIZE)),
+    "get_weight_version": _Method(lambda control, _args: control.weight_version),
+    "set_weight_version": _Method(_set_weight_version, 1, 1),
+    "list_loras": _Method(_constant([])),
+    "add_lora": _Method(_failing(_LORA_DISABLED), 1, 1),
+    "remove_lora": _Method(_no, 1, 1),
+    "pin_lora": _Method(_no, 1, 1),
+    "get_kv_cache_group_metadata": _Method(_kv_cache_groups),
+    "handle_fault_tolerance": _Method(_fault_tolerance, 1, 1),
+}

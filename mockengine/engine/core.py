@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank: requests arrive, steps are made, encoded messages leave.
+
+Accepted requests wait until the next step, run from it on and leave with their last token. Whatever progressed in a
+step shares one message per client. Nothing here is ever sent twice or half: what a method returns is to be sent, in
+that order.
+"""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Final
+
+from mockengine.engine.config import EngineConfig
+from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
+from mockengine.engine.dialect import Dialect
+from mockengine.engine.observer import Observer
+from mockengine.engine.requests import Request
+from mockengine.engine.waves import Wave
+from mockengine.replies import TokenSource
+from mockengine.replies.key import reply_key
+from mockengine.replies.length import plan_ending
+from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
+from mockengine.wire.outputs import (
+    EngineCoreOutput,
+    Envelope,
+    FinishReason,
+    RequestError,
+    StartWave,
+    StepOutputs,
+    UtilityReply,
+    WaveComplete,
+    write_envelope,
+)
+from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
+from mockengine.wire.stats import SchedulerStats
+from mockengine.wire.utility import UtilityCall, failure_message
+
+COORDINATOR: Final = -1
+"""Destination of what goes to the coordinator rather than to a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """One encoded message and where it goes: a client index or `COORDINATOR`."""
+
+    destination: int
+    frames: list[bytes]
+
+
+class EngineCore:
+    """The state of one rank towards one frontend."""
+
+    def __init__(
+        self, rank: int, config: EngineConfig, source: TokenSource, dialect: Dialect, observer: Observer
+    ) -> None:
+        self.rank = rank
+        self.wave = Wave()
+        self._config = config
+        self._source = source
+        self._dialect = dialect
+        self._observer = observer
+        self._control = Control(config.block_size, dialect)
+        self._waiting: dict[str, Request] = {}
+        self._running: dict[str, Request] = {}
+        self._finished_ids: dict[int, list[str]] = {}
+        self._clients_told_of_load: set[int] = set()
+        self._published_counts = (0, 0)
+        self._shutting_down = False
+
+    # What comes in.
+
+    def receive(self, message: Message, client: int, now: float) -> list[Outbound]:
+        """Take one message that arrived on the socket of `client` (or `COORDINATOR`); return what is to be sent."""
+        match message:
+            case Add() | Abort() | UtilityCall() if client == COORDINATOR:
+                unexpected = Unreadable("only START_DP_WAVE comes from a coordinator", type(message).__name__, ())
+                return self._unreadable(unexpected, client, now)
+            case Add(request):
+                return self._add(request, client, now)
+            case Abort(request_ids):
+                return self._abort(request_ids, now)
+            case UtilityCall():
+                return self._answer(message, client, now)
+            case StartDpWave(wave, exclude):
+                self.wave.woken(self.rank, wave, exclude)
+                return []
+            case Unreadable():
+                return self._unreadable(message, client, now)
+
+    def begin_shutdown(self) -> None:
+        """Accept nothing any more; what runs goes on."""
+        self._shutting_down = True
+
+    def abort_everything(self, now: float) -> list[Outbound]:
+        """End all requests with an ABORT output, as for a shutdown."""
+        by_client: dict[int, list[EngineCoreOutput]] = {}
+        for request in self._forget_everything(now):
+            by_client.setdefault(request.client, []).append(_abort_output(request.request_id))
+        return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
+
+    def drop_everything(self, now: float) -> int:
+        """Forget all requests, since nobody is left to hear of them; return how many there were."""
+        return len(self._forget_everything(now))
+
+    # What goes on.
+
+    @property
+    def num_requests(self) -> int:
+        """Requests waiting and running."""
+        return len(self._waiting) + len(self._running)
+
+    def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when the next step is due, `now` or earlier being at once, or None while there is nothing to do.
+
+        Args:
+            now: the time, in engine seconds.
+            blocked: clients that take no more output for now.
+
+        """
+        if self._finished_ids or (self._clients_told_of_load and not self.num_requests):
+            return now
+        requests = chain(self._running.values(), self._waiting.values())
+        return now if any(request.client not in blocked for request in requests) else None
+
+    def step(self, now: float, blocked: AbstractSet[int] = frozenset()) -> list[Outbound]:
+        """Let every request whose client takes output say its next tokens.
+
+        Returns:
+            One message per client with something to hear; statistics go with the first of them, or to client 0. When
+            nothing is left to do, every client that heard of load hears that it is gone.
+
+        """
+        outbound = self._published_load(now)
+        for request in self._waiting.values():
+            request.schedule(now)
+        self._running |= self._waiting
+        self._waiting.clear()
+        by_client = self._advance(now, blocked)
+        outbound += self._step_messages(by_client, now)
+        outbound += self._published_load(now)
+        if not self.num_requests:
+            outbound += [self._load_message(client, now) for client in sorted(self._clients_told_of_load)]
+            self._clients_told_of_load.clear()
+        return outbound
+
+    def end_wave(self, now: float) -> list[Outbound]:
+        """End the wave, every rank being idle; rank 0 tells the coordinator."""
+        ended = self.wave.complete()
+        return [self._encode(COORDINATOR, WaveComplete(self.rank, now, ended))] if self.rank == 0 else []
+
+    # Requests.
+
+    def _add(self, request: EngineCoreRequest, arrived_from: int, now: float) -> list[Outbound]:
+        self._dialect.learn(request)
+        if request.client_index >= self._config.clients:
+            reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
+            return self._refuse(request, arrived_from, _invalid(reason), now)
+        if self._shutting_down:
+            self._observer.request_refused(request.request_id, self.rank, request.client_index, SHUTTING_DOWN)
+            return [self._final_outputs(request.client_index, [_abort_output(request.request_id)], now)]
+        problem = self._problem(request)
+        if problem is not None:
+            return self._refuse(request, request.client_index, problem, now)
+        return self._accept(request, now)
+
+    def _accept(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
+        config = self._config
+        params = request.sampling_params or SamplingParams()
+        ending = plan_ending(params, request.num_prompt_tokens, config.max_model_len, config.default_output_tokens)
+        key = reply_key(request, config.seed, config.seed_scope)
+        accepted = Request(request, ending, key, self._source, now)
+        self._observer.request_started(accepted.served(self.rank))
+        if request.abort_immediately:
+            self._report_finished(accepted, FinishReason.ABORT, now)
+            self._note_finished(accepted)
+            return []
+        self._waiting[accepted.request_id] = accepted
+        outbound: list[Outbound] = []
+        if config.has_coordinator and self.wave.request_arrived(request.current_wave):
+            outbound.append(self._encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
+        return outbound
+
+    def _problem(self, request: EngineCoreRequest) -> RequestError | None:
+        if request.pooling_params is not None:
+            return _invalid(f"this engine has no pooling task (asked for {request.pooling_params.task!r})")
+        if request.sampling_params is None:
+            return _invalid("neither sampling_params nor pooling_params are set")
+        if self._in_flight(request.request_id):
+            return _invalid("a request of the same id is in flight")
+        if request.num_prompt_tokens == 0:
+            return _invalid("the prompt is empty")
+        if request.num_prompt_tokens > self._config.max_model_len:
+            return _invalid(
+                f"the prompt has {request.num_prompt_tokens} tokens where max_model_len is {self._config.max_model_len}"
+            )
+        return None
+
+    def _refuse(self, request: EngineCoreRequest, client: int, error: RequestError, now: float) -> list[Outbound]:
+        self._observer.request_refused(request.request_id, self.rank, client, error.message)
+        pooling_output = EMPTY_POOLING_OUTPUT if request.pooling_params is not None else None
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            pooling_output=pooling_output,
+            finish_reason=FinishReason.ERROR,
+            error=error,
+        )
+        return [self._final_outputs(client, [output], now)]
+
+    def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
+        for request_id in request_ids:
+            request = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+            if request is not None:
+                self._report_finished(request, FinishReason.ABORT, now)
+                self._note_finished(request)
+        return []
+
+    def _advance(self, now: float, blocked: AbstractSet[int]) -> dict[int, list[EngineCoreOutput]]:
+        by_client: dict[int, list[EngineCoreOutput]] = {}
+        finished: list[tuple[Request, FinishReason]] = []
+        for request in self._running.values():
+            if request.client in blocked:
+                continue
+            output = request.advance(self._config.output_token_chunk_size)
+            by_client.setdefault(request.client, []).append(output)
+            if output.finish_reason is not None:
+                finished.append((request, output.finish_reason))
+        for request, reason in finished:
+            del self._running[request.request_id]
+            self._report_finished(request, reason, now)
+            self._note_finished(request)
+        return by_client
+
+    # Utility calls and what cannot be read.
+
+    def _answer(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
+        result, failure = None, None
+        if self._shutting_down:
+            failure = SHUTTING_DOWN
+        else:
+            try:
+                result = self._control.answer(call)
+            except UtilityError as error:
+                failure = str(error)
+        client = call.client_index if 0 <= call.client_index < self._config.clients else arrived_from
+        return [self._encode(client, UtilityReply(self.rank, now, call.call_id, result, failure))]
+
+    def _unreadable(self, message: Unreadable, client: int, now: float) -> list[Outbound]:
+        """Answer what can be answered, so that no client waits for ever; a request in flight is left alone."""
+        self._observer.message_dropped(message, self.rank, None if client == COORDINATOR else client)
+        if client == COORDINATOR:
+            return []
+        if message.call is not None:
+            failure = failure_message(message.call.method, message.reason)
+            return [self._encode(client, UtilityReply(self.rank, now, message.call.call_id, None, failure))]
+        if message.request_id is None or self._in_flight(message.request_id):
+            return []
+        error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
+        output = EngineCoreOutput(request_id=message.request_id, finish_reason=FinishReason.ERROR, error=error)
+        return [self._final_outputs(client, [output], now)]
+
+    # Messages.
+
+    def _step_messages(self, by_client: dict[int, list[EngineCoreOutput]], now: float) -> list[Outbound]:
+        """Make one message per client that has outputs or finished ids; one of them, or client 0, gets the load."""
+        finished_ids, self._finished_ids = self._finished_ids, {}
+        clients = list(by_client) or [0]
+        clients += [client for client in finished_ids if client not in clients]
+        told_of_load = clients[0]
+        if self.num_requests:
+            self._clients_told_of_load.add(told_of_load)
+        return [
+            self._encode(
+                client,
+                StepOutputs(
+                    engine_index=self.rank,
+                    timestamp=now,
+                    outputs=by_client.get(client, ()),
+                    scheduler_stats=self._load() if client == told_of_load else None,
+                    finished_requests=finished_ids.get(client, ()),
+                    weight_version=self._control.weight_version,
+                ),
+            )
+            for client in clients
+        ]
+
+    def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
+        """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
+        ids = [output.request_id for output in outputs if not self._in_flight(output.request_id)]
+        finished_requests = ids if self._config.reports_finished_requests else ()
+        return self._encode(
+            client,
+            StepOutputs(engine_index=self.rank, timestamp=now, outputs=outputs, finished_requests=finished_requests),
+        )
+
+    def _load_message(self, client: int, now: float) -> Outbound:
+        return self._encode(client, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=self._load()))
+
+    def _published_load(self, now: float) -> list[Outbound]:
+        """Tell the coordinator how many requests run and wait, whenever that has changed."""
+        counts = (len(self._running), len(self._waiting))
+        if not self._config.has_coordinator or counts == self._published_counts:
+            return []
+        self._published_counts = counts
+        load = replace(self._load(), current_wave=self.wave.number)
+        return [self._encode(COORDINATOR, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=load))]
+
+    def _load(self) -> SchedulerStats:
+        return SchedulerStats(num_running_reqs=len(self._running), num_waiting_reqs=len(self._waiting))
+
+    def _encode(self, destination: int, envelope: Envelope) -> Outbound:
+        return Outbound(destination, write_envelope(envelope, self._dialect.line))
+
+    # Bookkeeping.
+
+    def _forget_everything(self, now: float) -> list[Request]:
+        forgotten = [*self._running.values(), *self._waiting.values()]
+        self._running.clear()
+        self._waiting.clear()
+        for request in forgotten:
+            self._report_finished(request, FinishReason.ABORT, now)
+        return forgotten
+
+    def _in_flight(self, request_id: str) -> bool:
+        return request_id in self._running or request_id in self._waiting
+
+    def _note_finished(self, request: Request) -> None:
+        """Remember to report an id; without a report a frontend that counts would think the rank ever busier."""
+        if self._config.reports_finished_requests:
+            self._finished_ids.setdefault(request.client, []).append(request.request_id)
+
+    def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
+        self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)
+
+
+def _invalid(message: str) -> RequestError:
+    """Make the error that a frontend of 0.33 answers with an HTTP 400."""
+    return RequestError("validation_error", message)
+
+
+def _abort_output(request_id: str) -> EngineCoreOutput:
+    return EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT)

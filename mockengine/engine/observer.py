@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine reports to whoever watches it: logs now, counters later. The engine itself writes nothing."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from mockengine.wire.messages import Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's life, as far as it got.
+
+    Attributes:
+        request_id: the frontend's internal id.
+        engine: rank that serves it.
+        client: index of the API server that asked.
+        prompt_tokens: length of its prompt.
+        max_tokens: what was asked; None is as many as the context allows.
+        output_tokens: tokens said so far.
+
+    """
+
+    request_id: str
+    engine: int
+    client: int
+    prompt_tokens: int
+    max_tokens: int | None
+    output_tokens: int
+
+
+class Observer(Protocol):
+    """Hears of what happens to requests and messages."""
+
+    def request_started(self, request: Served) -> None:
+        """Hear that a request was accepted."""
+
+    def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
+        """Hear that an accepted request ended, `duration_s` seconds after it was accepted."""
+
+    def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:
+        """Hear that a request was answered with an error instead of being accepted."""
+
+    def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
+        """Hear that a message could not be read; no client means that it came from the coordinator."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ranks of this process, which know of each other whether all are idle."""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from mockengine.engine.core import EngineCore, Outbound
+
+
+class Ranks:
+    """Every rank that one process runs for one frontend."""
+
+    def __init__(self, engines: Sequence[EngineCore]) -> None:
+        self.engines = tuple(engines)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests waiting and running on all ranks."""
+        return sum(engine.num_requests for engine in self.engines)
+
+    def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when the first of the ranks has a step due, or None while none has anything to do."""
+        deadlines = [engine.next_deadline(now, blocked) for engine in self.engines]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def step(self, now: float, blocked: AbstractSet[int]) -> list[Outbound]:
+        """Step the ranks whose deadline has come, then end the wave if none of them has anything left to do."""
+        outbound: list[Outbound] = []
+        for engine in self.engines:
+            deadline = engine.next_deadline(now, blocked)
+            if deadline is not None and deadline <= now:
+                outbound += engine.step(now, blocked)
+        if any(engine.wave.running for engine in self.engines) and not self.num_requests:
+            for engine in self.engines:
+                outbound += engine.end_wave(now)
+        return outbound
+
+    def begin_shutdown(self) -> None:
+        """Accept nothing any more; what runs goes on."""
+        for engine in self.engines:
+            engine.begin_shutdown()
+
+    def abort_everything(self, now: float) -> list[Outbound]:
+        """End all requests with an ABORT output."""
+        return [message for engine in self.engines for message in engine.abort_everything(now)]
+
+    def drop_everything(self, now: float) -> int:
+        """Forget all requests, since nobody is left to hear of them; return how many there were."""
+        return sum(engine.drop_everything(now) for engine in self.engines)

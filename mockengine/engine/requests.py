@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request's life in the engine: waiting, then running, then gone.
+
+It knows what it says next. It does not know when, nor beside whom.
+"""
+
+from typing import Final
+
+from mockengine.engine.observer import Served
+from mockengine.replies import TokenSource
+from mockengine.replies.length import Ending
+from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
+from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.stats import PrefillStats
+
+# Drawing tokens has a fixed cost that is worth sharing.
+_DRAWN_AT_ONCE: Final = 64
+
+
+class Request:
+    """An accepted request.
+
+    Attributes:
+        request_id: the frontend's internal id.
+        client: index of the API server that asked, which gets its outputs.
+        accepted_at: when it was accepted, in engine seconds; the time of its QUEUED event.
+        output_tokens: tokens said so far.
+
+    """
+
+    def __init__(self, request: EngineCoreRequest, ending: Ending, key: int, source: TokenSource, now: float) -> None:
+        self.request_id = request.request_id
+        self.client = request.client_index
+        self.accepted_at = now
+        self.output_tokens = 0
+        self._num_prompt_tokens = request.num_prompt_tokens
+        self._max_tokens = request.sampling_params.max_tokens if request.sampling_params else None
+        self._trace_headers = request.trace_headers
+        self._ending = ending
+        self._key = key
+        self._source = source
+        self._scheduled_at: float | None = None
+        self._first_output_pending = True
+        self._drawn: list[int] = []
+        self._drawn_from = 0
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it has ended, or None while it has not."""
+        if self.output_tokens < self._ending.output_tokens or self._first_output_pending:
+            return None
+        return self._ending.finish_reason
+
+    def schedule(self, now: float) -> None:
+        """Move from waiting to running."""
+        self._scheduled_at = now
+
+    def advance(self, chunk_size: int) -> EngineCoreOutput:
+        """Say the next tokens, at most `chunk_size` of them; the last ones come together with the finish reason."""
+        count = min(chunk_size, self._ending.output_tokens - self.output_tokens)
+        tokens = self._take(count)
+        is_first, self._first_output_pending = self._first_output_pending, False
+        return EngineCoreOutput(
+            request_id=self.request_id,
+            new_token_ids=tokens,
+            finish_reason=self.finish_reason,
+            events=self._events() if is_first else (),
+            trace_headers=self._trace_headers if is_first else None,
+            prefill_stats=PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens) if is_first else None,
+        )
+
+    def served(self, rank: int) -> Served:
+        """Return its life so far, for the observer."""
+        return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
+
+    def _take(self, count: int) -> list[int]:
+        start = self.output_tokens
+        end = start + count
+        if end > self._drawn_from + len(self._drawn):
+            draw = min(max(count, _DRAWN_AT_ONCE), self._ending.output_tokens - start)
+            self._drawn, self._drawn_from = self._source.tokens(self._key, start, draw), start
+        tokens = self._drawn[start - self._drawn_from : end - self._drawn_from]
+        self.output_tokens = end
+        if self._ending.last_token is not None and end == self._ending.output_tokens:
+            tokens[-1] = self._ending.last_token
+        return tokens
+
+    def _events(self) -> tuple[EngineCoreEvent, ...]:
+        scheduled_at = self.accepted_at if self._scheduled_at is None else self._scheduled_at
+        return (
+            EngineCoreEvent(EventType.QUEUED, self.accepted_at),
+            EngineCoreEvent(EventType.SCHEDULED, scheduled_at),
+        )

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engine and the transport report, as lines of the log."""
+
+from collections.abc import Sequence
+
+from structlog.typing import FilteringBoundLogger
+
+from mockengine.engine.observer import Served
+from mockengine.logs import Event
+from mockengine.wire.messages import Unreadable
+
+
+class Journal:
+    """Writes reports to a log; the keys of each event are those of docs/logs.md."""
+
+    def __init__(self, log: FilteringBoundLogger, *, log_requests: bool, chunk_size: int) -> None:
+        self._log = log
+        self._log_requests = log_requests
+        self._chunk_size = chunk_size
+
+    # Requests.
+
+    def request_started(self, request: Served) -> None:
+        """Log that a request was accepted, unless requests are not logged."""
+        if self._log_requests:
+            self._log.info(
+                Event.REQUEST_STARTED,
+                request_id=request.request_id,
+                engine=request.engine,
+                client=request.client,
+                prompt_tokens=request.prompt_tokens,
+                max_tokens=request.max_tokens,
+                chunk_size=self._chunk_size,
+            )
+
+    def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
+        """Log that an accepted request ended, unless requests are not logged."""
+        if self._log_requests:
+            self._log.info(
+                Event.REQUEST_FINISHED,
+                request_id=request.request_id,
+                engine=request.engine,
+                client=request.client,
+                prompt_tokens=request.prompt_tokens,
+                output_tokens=request.output_tokens,
+                finish_reason=finish_reason,
+                duration_ms=round(1_000 * duration_s, 3),
+            )
+
+    def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:
+        """Log that a request was answered with an error."""
+        self._log.warning(Event.REQUEST_REFUSED, request_id=request_id, engine=engine, client=client, reason=reason)
+
+    def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
+        """Log that a message could not be read."""
+        self._log.warning(
+            Event.MESSAGE_DROPPED,
+            reason=message.reason,
+            request_type=message.request_type,
+            frame_bytes=list(message.frame_bytes),
+            engine=engine,
+            client=client,
+        )
+
+    # The life of the process.
+
+    def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
+        """Log what joining waits for."""
+        self._log.info(
+            Event.ENGINE_JOINING,
+            address=address,
+            ranks=list(ranks),
+            waiting_for=waiting_for,
+            waited_s=round(waited_s, 3),
+            **_hint(hint),
+        )
+
+    def join_interrupted(self, reason: str, hint: str | None) -> None:
+        """Log that joining begins anew."""
+        self._log.warning(Event.JOIN_INTERRUPTED, reason=reason, **_hint(hint))
+
+    def ready(self, engines: Sequence[int], clients: int, join_s: float, *, coordinator: bool) -> None:
+        """Log that all ranks have joined."""
+        self._log.info(
+            Event.ENGINE_READY,
+            engines=list(engines),
+            clients=clients,
+            coordinator=coordinator,
+            join_s=round(join_s, 3),
+        )
+
+    def frontend_lost(self, requests_dropped: int, served_s: float, hint: str | None) -> None:
+        """Log that the frontend is gone."""
+        self._log.warning(
+            Event.FRONTEND_LOST,
+            reason="the connection to the frontend is gone",
+            requests_dropped=requests_dropped,
+            served_s=round(served_s, 3),
+            **_hint(hint),
+        )
+
+    def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
+        """Log that a signal asked the engine to leave."""
+        self._log.info(Event.ENGINE_LEAVING, signal=signal_name, in_flight=in_flight, drain_s=drain_s)
+
+    def left(self, exit_code: int, reason: str) -> None:
+        """Log the end of the process."""
+        self._log.info(Event.ENGINE_LEFT, exit_code=exit_code, reason=reason)
+
+    def failed(self, error: BaseException) -> None:
+        """Log an end that nobody planned, with its traceback."""
+        self._log.error(Event.ENGINE_FAILED, reason=f"{type(error).__name__}: {error}", exc_info=error)
+
+
+def _hint(hint: str | None) -> dict[str, str]:
+    return {} if hint is None else {"hint": hint}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of the process: start, join, serve, drain, leave; and join again when the frontend goes away."""
+
+import time
+from typing import Final
+from uuid import uuid4
+
+from mockengine import logs
+from mockengine.engine.config import EngineConfig
+from mockengine.engine.core import EngineCore
+from mockengine.engine.dialect import Dialect
+from mockengine.engine.ranks import Ranks
+from mockengine.journal import Journal
+from mockengine.replies.key import SeedScope
+from mockengine.replies.random import RandomTokens
+from mockengine.settings import Settings
+from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
+from mockengine.transport.loop import Ending, Loop
+from mockengine.transport.session import Session
+from mockengine.transport.sockets import Context
+from mockengine.transport.stop import StopSignal
+from mockengine.wire.handshake import Init, ReadyResponse
+from mockengine.wire.lines import line_of_release
+from mockengine.wire.outputs import ENGINE_CORE_DEAD
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+# What was said before leaving may take this long to reach a frontend that reads.
+_LINGER_MS: Final = 2_000
+# What the ready response claims as the engine's release when no setting names one.
+_DEFAULT_VLLM_VERSION: Final = "0.33.0"
+# A frontend that is gone this soon after it was joined has probably refused the engine.
+_SOON_S: Final = 10.0
+
+
+def run(settings: Settings) -> int:
+    """Play the engine until asked to stop; return the exit code.
+
+    Returns:
+        0 after SIGTERM or SIGINT; 1 when no frontend was joined in time, when the frontend went away and
+        `rejoin` is off, or after an error that nobody planned.
+
+    """
+    logs.configure(settings.log_format, settings.log_level)
+    journal = Journal(
+        logs.get_logger(), log_requests=settings.log_requests, chunk_size=settings.output_token_chunk_size
+    )
+    context = Context()
+    with StopSignal() as stop:
+        exit_code, reason = _Service(settings, context, stop, journal).run()
+        context.term()
+    journal.left(exit_code, reason)
+    return exit_code
+
+
+class _Service:
+    """One process's way from frontend to frontend."""
+
+    def __init__(self, settings: Settings, context: Context, stop: StopSignal, journal: Journal) -> None:
+        self._settings = settings
+        self._context = context
+        self._stop = stop
+        self._journal = journal
+        self._instance_id = uuid4().hex
+        self._ranks = range(settings.start_rank, settings.start_rank + settings.engine_count)
+
+    def run(self) -> tuple[int, str]:
+        """Serve one frontend after the other; return the exit code and why it is that."""
+        while True:
+            try:
+                session = self._join()
+            except JoinTimeoutError as timeout:
+                return EXIT_FAILED, str(timeout)
+            if session is None:
+                return EXIT_OK, "asked to stop"
+            try:
+                ending = self._serve(session)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear that its engine is gone
+                self._journal.failed(error)
+                self._leave(session, notice=True)
+                return EXIT_FAILED, "failed"
+            if ending is Ending.STOPPED or self._stop.requested:
+                self._leave(session, notice=self._settings.leave_notice == "dead")
+                return EXIT_OK, "asked to stop"
+            session.close()
+            if not self._settings.rejoin:
+                return EXIT_FAILED, "the frontend is gone and rejoin is off"
+
+    def _join(self) -> Session | None:
+        settings = self._settings
+        started = time.monotonic()
+        extra: dict[str, object] = {"num_gpu_blocks": settings.num_gpu_blocks}
+        if settings.parallel_config_hash is not None:
+            extra["parallel_config_hash"] = settings.parallel_config_hash
+        plan = JoinPlan(
+            address=settings.handshake_address,
+            ranks=self._ranks,
+            data_parallel_size=settings.effective_data_parallel_size,
+            describe=self._describe,
+            ready_extra=extra,
+            timeout_s=settings.join_timeout_s,
+        )
+        session = join(self._context, plan, self._stop, self._journal, time.monotonic)
+        if session is not None:
+            self._journal.ready(
+                self._ranks,
+                len(session.init.inputs),
+                time.monotonic() - started,
+                coordinator=session.init.has_coordinator,
+            )
+        return session
+
+    def _serve(self, session: Session) -> Ending:
+        settings = self._settings
+        started = time.monotonic()
+        ranks = self._make_ranks(session.init)
+        loop = Loop(
+            session,
+            ranks,
+            self._stop,
+            self._journal,
+            grace_s=settings.rejoin_grace_s,
+            drain_s=settings.shutdown_timeout_s,
+            clock=time.monotonic,
+        )
+        ending = loop.run()
+        if ending is Ending.FRONTEND_LOST:
+            served_s = time.monotonic() - started
+            dropped = ranks.drop_everything(time.monotonic())
+            self._journal.frontend_lost(dropped, served_s, self._refusal_hint(session.init, served_s))
+        return ending
+
+    def _leave(self, session: Session, *, notice: bool) -> None:
+        """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients."""
+        if notice:
+            session.announce([ENGINE_CORE_DEAD])
+        session.close(_LINGER_MS)
+
+    def _make_ranks(self, init: Init) -> Ranks:
+        settings = self._settings
+        config = EngineConfig(
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            output_token_chunk_size=settings.output_token_chunk_size,
+            default_output_tokens=settings.default_output_tokens,
+            seed=settings.seed,
+            seed_scope=SeedScope(settings.seed_scope),
+            data_parallel_size=settings.effective_data_parallel_size,
+            clients=len(init.inputs),
+            has_coordinator=init.has_coordinator,
+        )
+        release = settings.vllm_version
+        dialect = Dialect(None if release == "auto" else line_of_release(release))
+        source = RandomTokens(settings.vocab_size)
+        return Ranks([EngineCore(rank, config, source, dialect, self._journal) for rank in self._ranks])
+
+    def _describe(self, rank: int, init: Init) -> ReadyResponse:
+        settings = self._settings
+        release = settings.vllm_version
+        tokens = settings.num_gpu_blocks * settings.block_size
+        return ReadyResponse(
+            max_model_len=settings.max_model_len,
+            num_gpu_blocks=settings.num_gpu_blocks,
+            block_size=settings.block_size,
+            dp_stats_address=init.frontend_stats_publish_address,
+            dtype=settings.dtype,
+            vllm_version=_DEFAULT_VLLM_VERSION if release == "auto" else release,
+            data_parallel_size=settings.effective_data_parallel_size,
+            data_parallel_rank=rank,
+            max_num_seqs=settings.max_num_seqs,
+            max_num_batched_tokens=settings.max_num_batched_tokens,
+            instance_id=self._instance_id,
+            kv_cache_size_tokens=tokens,
+            kv_cache_max_concurrency=tokens / settings.max_model_len,
+            effective_attention_block_size=settings.block_size,
+            coordinator_input_address=init.coordinator_input,
+            coordinator_output_address=init.coordinator_output,
+        )
+
+    def _refusal_hint(self, init: Init, served_s: float) -> str | None:
+        if served_s > _SOON_S or not init.parallel_config:
+            return None
+        return (
+            "it may have refused parallel_config_hash: a Python frontend of a mixture-of-experts model then logs "
+            "'Configuration mismatch detected' with the expected hash, which MOCKENGINE_PARALLEL_CONFIG_HASH must name"
+        )

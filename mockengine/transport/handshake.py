@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ranks join a frontend (protocol section 1).
+
+Three rules:
+
+1. HELLO is said once per connection. A second HELLO of a known rank kills a starting frontend, so whatever goes wrong
+   before READY is answered by closing every socket and beginning anew.
+2. READY is said only after the coordinator's go-ahead, where there is a coordinator; it comes when all ranks of the
+   deployment have subscribed, so no rank of this process waits before the others have.
+3. A rank introduces itself on its inputs before it says READY; until then a frontend cannot address it.
+
+Each rank's part is a small machine:
+
+    state                 event                       next state            what is said
+    AWAITS_INIT           INIT, no coordinator        JOINED                ready response, READY
+    AWAITS_INIT           INIT, coordinator           AWAITS_COORDINATOR    ready response, subscription
+    AWAITS_COORDINATOR    the coordinator's go-ahead  JOINED                READY
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final, Protocol
+
+import zmq
+
+from mockengine.transport.session import Session
+from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
+from mockengine.transport.stop import StopSignal
+from mockengine.wire.codec import WireError
+from mockengine.wire.handshake import EngineStatus, Init, ReadyResponse, engine_identity, read_init
+from mockengine.wire.messages import COORDINATOR_READY
+
+# READY is the last thing said on a handshake socket, so it must leave although the socket is closed.
+_READY_LINGER_MS: Final = 5_000
+_FIRST_REMINDER_S: Final = 5.0
+_REMINDER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinPlan:
+    """Who joins, and where.
+
+    Attributes:
+        address: the frontend's handshake socket.
+        ranks: engine indexes of this process.
+        data_parallel_size: ranks of the whole deployment, as far as this process knows.
+        describe: makes the ready response of a rank.
+        ready_extra: keys for READY besides the fixed ones.
+        timeout_s: how long to try before giving up; 0 is without limit.
+
+    """
+
+    address: str
+    ranks: Sequence[int]
+    data_parallel_size: int
+    describe: Callable[[int, Init], ReadyResponse]
+    ready_extra: Mapping[str, object]
+    timeout_s: float
+
+
+class JoinReporter(Protocol):
+    """Hears how joining goes."""
+
+    def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
+        """Hear what is being waited for: at the start, and now and then."""
+
+    def join_interrupted(self, reason: str, hint: str | None) -> None:
+        """Hear that an attempt failed and another begins."""
+
+
+class JoinTimeoutError(Exception):
+    """No frontend was joined in the time allowed."""
+
+
+class _InterruptedError(Exception):
+    """This attempt cannot succeed any more. Carries the reason and what may help."""
+
+    def __init__(self, reason: str, hint: str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.hint = hint
+
+
+class _State(Enum):
+    AWAITS_INIT = auto()
+    AWAITS_COORDINATOR = auto()
+    JOINED = auto()
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's part in an attempt."""
+
+    rank: int
+    handshake: Socket
+    monitor: PeerMonitor
+    state: _State = _State.AWAITS_INIT
+    coordinator: Socket | None = None
+
+
+def join(
+    context: Context, plan: JoinPlan, stop: StopSignal, reporter: JoinReporter, clock: Callable[[], float]
+) -> Session | None:
+    """Join a frontend with all ranks; return the session, or None when asked to stop.
+
+    Raises:
+        JoinTimeoutError: `plan.timeout_s` has passed.
+
+    """
+    started = clock()
+    while True:
+        attempt = _Attempt(context, plan, reporter, clock, started)
+        try:
+            session = attempt.run(stop)
+        except _InterruptedError as interrupted:
+            attempt.abandon()
+            reporter.join_interrupted(interrupted.reason, interrupted.hint)
+        except BaseException:
+            attempt.abandon()
+            raise
+        else:
+            if session is None:
+                attempt.abandon()
+            return session
+
+
+class _Attempt:
+    """From HELLO to READY, once."""
+
+    def __init__(
+        self, context: Context, plan: JoinPlan, reporter: JoinReporter, clock: Callable[[], float], started: float
+    ) -> None:
+        self._context = context
+        self._plan = plan
+        self._reporter = reporter
+        self._clock = clock
+        self._started = started
+        self._session: Session | None = None
+        self._ranks = [self._greet(rank) for rank in plan.ranks]
+
+    def run(self, stop: StopSignal) -> Session | None:
+        """Go through the handshake; return None when asked to stop."""
+        self._remind()
+        next_reminder = self._clock() + _FIRST_REMINDER_S
+        poller = zmq.Poller()
+        poller.register(stop.fileno(), zmq.POLLIN)
+        for part in self._ranks:
+            poller.register(part.handshake, zmq.POLLIN)
+            poller.register(part.monitor.events, zmq.POLLIN)
+        while any(part.state is not _State.JOINED for part in self._ranks):
+            now = self._clock()
+            if now >= next_reminder:
+                self._remind()
+                next_reminder = now + _REMINDER_S
+            readable = dict(poller.poll(max(0, round(1_000 * (self._next_wake(next_reminder) - now)))))
+            if stop.requested:
+                return None
+            self._check_timeout()
+            for position, part in enumerate(self._ranks):
+                self._advance(position, part, readable, poller)
+        return self._hand_over()
+
+    def abandon(self) -> None:
+        """Close every socket at once, unsaid things included: a later HELLO must not meet this one."""
+        for part in self._ranks:
+            part.monitor.close()
+            part.handshake.close(0)
+        if self._session is not None:
+            self._session.close()
+
+    def _greet(self, rank: int) -> _Rank:
+        socket = make_socket(self._context, zmq.DEALER, self._plan.address, engine_identity(rank))
+        monitor = PeerMonitor(socket)
+        socket.connect(self._plan.address)
+        socket.send(EngineStatus("HELLO").to_wire())
+        return _Rank(rank, socket, monitor)
+
+    def _advance(self, position: int, part: _Rank, readable: dict[Any, int], poller: zmq.Poller) -> None:
+        if part.handshake in readable and part.state is _State.AWAITS_INIT:
+            self._take_init(position, part, part.handshake.recv())
+            if part.coordinator is not None:
+                poller.register(part.coordinator, zmq.POLLIN)
+        elif (
+            part.state is _State.AWAITS_COORDINATOR
+            and part.coordinator in readable
+            and part.coordinator is not None
+            and part.coordinator.recv() == COORDINATOR_READY
+        ):
+            self._say_ready(part)
+        if part.monitor.events in readable:
+            part.monitor.read()
+            if part.monitor.was_lost and part.state is not _State.JOINED:
+                raise _InterruptedError(f"the frontend closed the handshake of rank {part.rank}", self._closing_hint())
+
+    def _take_init(self, position: int, part: _Rank, frame: bytes) -> None:
+        try:
+            init = read_init(frame)
+        except WireError as error:
+            raise _InterruptedError(f"INIT could not be read: {error}") from error
+        if self._session is None:
+            self._session = Session(self._context, init)
+        elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
+            raise _InterruptedError("two frontends answered at one address, each to some of the ranks")
+        response = self._plan.describe(part.rank, init).to_wire()
+        part.coordinator = self._session.add_rank(position, part.rank, response)
+        if part.coordinator is None:
+            self._say_ready(part)
+        else:
+            part.state = _State.AWAITS_COORDINATOR
+
+    def _say_ready(self, part: _Rank) -> None:
+        session = self._session
+        stats_address = session.init.frontend_stats_publish_address if session is not None else None
+        extra = {**self._plan.ready_extra, "dp_stats_address": stats_address}
+        part.handshake.send(EngineStatus("READY", extra=extra).to_wire())
+        part.state = _State.JOINED
+
+    def _hand_over(self) -> Session | None:
+        for part in self._ranks:
+            part.monitor.close()
+            part.handshake.close(_READY_LINGER_MS)
+        return self._session
+
+    # Telling what is going on.
+
+    def _remind(self) -> None:
+        self._reporter.joining(
+            self._plan.address, self._plan.ranks, self._waiting_for(), self._clock() - self._started, self._hint()
+        )
+
+    def _waiting_for(self) -> str:
+        if not any(part.monitor.connected for part in self._ranks) and self._session is None:
+            return "a frontend to listen"
+        if any(part.state is _State.AWAITS_INIT for part in self._ranks):
+            return "the frontend's INIT"
+        return "the coordinator's go-ahead"
+
+    def _hint(self) -> str | None:
+        """Say what may be wrong, as far as the wire lets an engine see it."""
+        if any(part.monitor.met_stranger for part in self._ranks):
+            return "something that does not speak ZMQ answers at this address; is it the frontend's HTTP port?"
+        unanswered = [part.rank for part in self._ranks if part.state is _State.AWAITS_INIT]
+        if self._session is None:
+            return None
+        if unanswered:
+            return (
+                f"the frontend answered some ranks but not {unanswered}; "
+                "is its --data-parallel-size smaller than data_parallel_size here?"
+            )
+        if any(part.state is _State.AWAITS_COORDINATOR for part in self._ranks):
+            return (
+                f"it comes when all ranks have subscribed; this process plays {list(self._plan.ranks)} of "
+                f"{self._plan.data_parallel_size}: start the others, or give the frontend as many ranks as there are"
+            )
+        return None
+
+    def _closing_hint(self) -> str:
+        expected = self._session.init.expected_data_parallel_size if self._session is not None else None
+        if expected is not None and expected != self._plan.data_parallel_size:
+            return f"the frontend counts on {expected} ranks, this engine on {self._plan.data_parallel_size}"
+        return (
+            "it may have been stopped, or it may have refused a rank that it does not expect (its own log then says "
+            f"'unexpected data parallel rank'); this process plays ranks {list(self._plan.ranks)}"
+        )
+
+    # Deadlines.
+
+    def _next_wake(self, next_reminder: float) -> float:
+        if not self._plan.timeout_s:
+            return next_reminder
+        return min(next_reminder, self._started + self._plan.timeout_s)
+
+    def _check_timeout(self) -> None:
+        waited_s = self._clock() - self._started
+        if self._plan.timeout_s and waited_s >= self._plan.timeout_s:
+            raise JoinTimeoutError(
+                f"no frontend joined within {self._plan.timeout_s:g} s at {self._plan.address}: "
+                f"still waiting for {self._waiting_for()}"
+            )

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wish to stop: SIGTERM and SIGINT, made visible to a poller.
+
+pyzmq's poll goes on sleeping after a Python signal handler has run, so the handler alone would stop nothing; the
+wake-up socket, which the poller watches, ends its sleep.
+"""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Final, Self
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """The wish of whoever started the process that it ends. A second signal ends it on the spot.
+
+    Used as a context manager in the main thread: handlers are installed within and restored after.
+
+    Attributes:
+        signal_name: the first signal that arrived, or None.
+
+    """
+
+    def __init__(self) -> None:
+        self.signal_name: str | None = None
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.settimeout(0)
+        self._restore: list[tuple[signal.Signals, Any]] = []
+        self._former_wakeup_fd = -1
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has arrived."""
+        return self.signal_name is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable with every signal."""
+        return self._reader.fileno()
+
+    def clear_wakeup(self) -> None:
+        """Make the descriptor unreadable until the next signal."""
+        with suppress(BlockingIOError):
+            while self._reader.recv(64):
+                pass
+
+    def __enter__(self) -> Self:
+        self._former_wakeup_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        self._restore = [(number, signal.signal(number, self._handle)) for number in _SIGNALS]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._restore:
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._former_wakeup_fd)
+        self._reader.close()
+        self._writer.close()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.signal_name is not None:
+            os._exit(128 + number)
+        self.signal_name = signal.Signals(number).name

@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EngineCoreOutputs: everything an engine says on an output socket (protocol sections 0, 2.2 and 4).
+
+The rules that keep a frontend alive are built in: an envelope is exactly one of four values, never a mixture; counts
+are never negative; no array is longer than the frontend's line allows, trailing defaults are cut off.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+from mockengine.wire.codec import WireError, pack, unpack
+from mockengine.wire.lines import NEWEST, Line
+from mockengine.wire.logprobs import LogprobsLists, read_logprobs
+from mockengine.wire.stats import (
+    PrefillStats,
+    SchedulerStats,
+    read_prefill_stats,
+    read_scheduler_stats,
+)
+from mockengine.wire.tensors import Tensor, read_tensor
+from mockengine.wire.utility import read_utility_output, utility_output
+from mockengine.wire.values import UINT32_MAX, array, integer, integers, mapping, number, string, strings, wrong
+
+ENGINE_CORE_DEAD: Final = b"ENGINE_CORE_DEAD"
+"""Sole frame that tells a frontend that its engine is lost for good."""
+
+
+class FinishReason(IntEnum):
+    """Why a request ended. After STOP frontends drop the text of that output's last token, the stop token."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+    REPETITION = 4
+
+
+class EventType(IntEnum):
+    """What happened to a request in the scheduler."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCoreEvent:
+    """A scheduler event; `timestamp` is in seconds of the engine's monotonic clock."""
+
+    type: EventType
+    timestamp: float
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """Details of a finish ERROR, known to 0.33: `retryable` is a 503, `code` "validation_error" a 400, else a 500."""
+
+    code: str
+    message: str
+    retryable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCoreOutput:
+    """What one step has to say of one request.
+
+    Attributes:
+        new_token_ids: the tokens since the last output, may be none.
+        new_logprobs: only when asked for; one row per token.
+        new_prompt_logprobs: only when asked for, with the first output.
+        pooling_output: in every output of a pooling request, even a failed one.
+        finish_reason: set in the last output, together with the last token.
+        stop_reason: the stop token's id (not for EOS) or `"repetition_detected"`.
+        events: with the first output QUEUED and SCHEDULED.
+        prefill_stats: with the first output of a request only.
+        trace_headers: those of the request.
+        error: with ERROR; left out where the frontend's line does not know it.
+
+    """
+
+    request_id: str
+    new_token_ids: Sequence[int] = ()
+    new_logprobs: LogprobsLists | None = None
+    new_prompt_logprobs: LogprobsLists | None = None
+    pooling_output: Tensor | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    events: tuple[EngineCoreEvent, ...] = ()
+    kv_transfer_params: Mapping[str, object] | None = None
+    trace_headers: Mapping[str, str] | None = None
+    prefill_stats: PrefillStats | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutputs:
+    """One step's results for one client.
+
+    Attributes:
+        engine_index: the rank, which must be one that the frontend manages.
+        timestamp: seconds of the engine's monotonic clock, not before any event within.
+        outputs: of the requests of this client that made progress.
+        scheduler_stats: to one client per step.
+        finished_requests: ids finished or aborted; never before their final output.
+        weight_version: label of the weights; left out where the frontend's line does not know it.
+
+    """
+
+    engine_index: int
+    timestamp: float
+    outputs: Sequence[EngineCoreOutput] = ()
+    scheduler_stats: SchedulerStats | None = None
+    finished_requests: Sequence[str] = ()
+    weight_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityReply:
+    """The answer to one utility call: a failure's text, or a result."""
+
+    engine_index: int
+    timestamp: float
+    call_id: int
+    result: Any = None
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StartWave:
+    """To the coordinator only: an idle rank of a mixture of experts got work."""
+
+    engine_index: int
+    timestamp: float
+    wave: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaveComplete:
+    """To the coordinator only: all ranks are idle."""
+
+    engine_index: int
+    timestamp: float
+    wave: int
+
+
+Envelope = StepOutputs | UtilityReply | StartWave | WaveComplete
+
+
+def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
+    """Encode an envelope as the frames of one message for a frontend of `line`.
+
+    Raises:
+        ValueError: what would kill the frontend: an envelope that says nothing, or a negative count.
+
+    """
+    head = [envelope.engine_index]
+    match envelope:
+        case StepOutputs():
+            items = [*head, *_step_items(envelope, line)]
+        case UtilityReply():
+            reply = utility_output(envelope.call_id, envelope.failure, envelope.result)
+            items = [*head, [], None, envelope.timestamp, reply]
+        case WaveComplete():
+            items = [*head, [], None, envelope.timestamp, None, None, envelope.wave]
+        case StartWave():
+            items = [*head, [], None, envelope.timestamp, None, None, None, envelope.wave]
+    return [pack(items)]
+
+
+def _step_items(step: StepOutputs, line: Line) -> list[Any]:
+    if not (step.outputs or step.scheduler_stats or step.finished_requests):
+        raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
+    stats = step.scheduler_stats
+    items: list[Any] = [
+        [_output_items(output, line) for output in step.outputs],
+        stats and stats.to_wire(with_encoder_cache_usage=line.stats_have_encoder_cache_usage),
+        step.timestamp,
+    ]
+    label = step.weight_version if line.has_weight_version else None
+    if step.finished_requests or label is not None:
+        items += [None, list(step.finished_requests) or None]
+    if label is not None:
+        items += [None, None, label]
+    return items
+
+
+def _output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
+    said = _said(output)
+    last = max((index for index, name in enumerate(line.output_fields) if name in said), default=1)
+    # A position in between takes its default: nil, or 0 for the one that is an int.
+    between = {"num_nans_in_logits": 0}
+    tail = [said.get(name, between.get(name)) for name in line.output_fields[2 : last + 1]]
+    return [output.request_id, list(output.new_token_ids), *tail]
+
+
+def _said(output: EngineCoreOutput) -> dict[str, Any]:
+    """Return what an output says besides its tokens, by field name of any line."""
+    prefill = output.prefill_stats
+    everything = {
+        "new_logprobs": output.new_logprobs and output.new_logprobs.to_wire(),
+        "new_prompt_logprobs_tensors": output.new_prompt_logprobs and output.new_prompt_logprobs.to_wire(),
+        "pooling_output": output.pooling_output and output.pooling_output.to_wire(),
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "events": [{"type": event.type, "timestamp": event.timestamp} for event in output.events] or None,
+        "kv_transfer_params": output.kv_transfer_params,
+        "trace_headers": output.trace_headers,
+        "prefill_stats": prefill and prefill.to_wire(),
+        "num_cached_tokens": prefill and prefill.num_cached_tokens,
+        "num_external_computed_tokens": prefill and prefill.num_external_cached_tokens,
+        "error": output.error and asdict(output.error),
+    }
+    return {name: value for name, value in everything.items() if value is not None}
+
+
+class EngineCoreDead(Exception):  # noqa: N818 - it is news from the wire, not a fault of the reader
+    """The sole frame `ENGINE_CORE_DEAD` arrived."""
+
+
+def read_envelope(frames: Sequence[bytes], line: Line = NEWEST) -> Envelope:
+    """Decode one message of an engine as strictly as a Rust frontend of `line` does.
+
+    Raises:
+        EngineCoreDead: the engine says that it is lost.
+        WireError: what such a frontend dies of, by place and reason.
+
+    """
+    if frames[0] == ENGINE_CORE_DEAD:
+        raise EngineCoreDead
+    items = array(unpack(frames[0]), "EngineCoreOutputs")
+    most = _ENVELOPE_ITEMS if line.has_weight_version else _ENVELOPE_ITEMS - 1
+    if not 1 <= len(items) <= most:
+        raise wrong("EngineCoreOutputs", items, f"an array of at most {most} for {line.name}")
+    # Missing trailing positions take their defaults.
+    items += [None] * (_ENVELOPE_ITEMS - len(items))
+    index, outputs, stats, timestamp, utility, finished, wave_complete, start_wave, weight_version = items
+    rank = integer(index, "engine_index")
+    now = 0.0 if timestamp is None else number(timestamp, "timestamp")
+    read_outputs = [read_output(item, frames[1:], line) for item in array(outputs or [], "outputs")]
+    is_step = bool(read_outputs) or stats is not None or finished is not None
+    if [is_step, utility is not None, wave_complete is not None, start_wave is not None].count(True) != 1:
+        raise WireError("EngineCoreOutputs: exactly one of step outputs, utility reply and wave message is expected")
+    if utility is not None:
+        call_id, failure, result = read_utility_output(utility)
+        return UtilityReply(rank, now, call_id, result, failure)
+    if wave_complete is not None:
+        return WaveComplete(rank, now, integer(wave_complete, "wave_complete"))
+    if start_wave is not None:
+        return StartWave(rank, now, integer(start_wave, "start_wave"))
+    return StepOutputs(
+        engine_index=rank,
+        timestamp=now,
+        outputs=tuple(read_outputs),
+        scheduler_stats=None if stats is None else read_scheduler_stats(stats),
+        finished_requests=() if finished is None else strings(finished, "finished_requests"),
+        weight_version=None if weight_version is None else string(weight_version, "weight_version"),
+    )
+
+
+_ENVELOPE_ITEMS: Final = 9
+_OUTPUT_ITEMS_LEAST: Final = 2
+
+
+def read_output(value: Any, aux_frames: Sequence[bytes], line: Line) -> EngineCoreOutput:
+    """Decode one EngineCoreOutput, which may be shorter than its layout but never longer.
+
+    Raises:
+        WireError: by field and reason.
+
+    """
+    items = array(value, "output")
+    if not _OUTPUT_ITEMS_LEAST <= len(items) <= len(line.output_fields):
+        raise wrong("output", items, f"an array of {_OUTPUT_ITEMS_LEAST} to {len(line.output_fields)} for {line.name}")
+    said = dict(zip(line.output_fields, items, strict=False))
+    integer(said.pop("num_nans_in_logits", 0), "num_nans_in_logits")
+    present = {name: item for name, item in said.items() if item is not None}
+    fields: dict[str, Any] = {
+        _ATTRIBUTES.get(name, name): _OUTPUT_READERS[name](item, aux_frames)
+        for name, item in present.items()
+        if name in _OUTPUT_READERS
+    }
+    return EngineCoreOutput(
+        request_id=string(said["request_id"], "request_id"),
+        new_token_ids=integers(said["new_token_ids"], "new_token_ids", high=UINT32_MAX),
+        **fields,
+    )
+
+
+def _read_events(value: Any) -> tuple[EngineCoreEvent, ...]:
+    events = [mapping(item, "event") for item in array(value, "events")]
+    return tuple(
+        EngineCoreEvent(
+            EventType(integer(event.get("type"), "event.type", low=1, high=max(EventType))),
+            number(event.get("timestamp"), "event.timestamp"),
+        )
+        for event in events
+    )
+
+
+def _read_error(value: Any) -> RequestError:
+    error = mapping(value, "error")
+    return RequestError(
+        string(error.get("code"), "error.code"),
+        string(error.get("message"), "error.message"),
+        error.get("retryable") is True,
+    )
+
+
+def _read_stop_reason(value: Any) -> int | str:
+    return value if isinstance(value, str) else integer(value, "stop_reason")
+
+
+_ATTRIBUTES: Final = {"new_prompt_logprobs_tensors": "new_prompt_logprobs"}
+_OUTPUT_READERS: Final[Mapping[str, Callable[[Any, Sequence[bytes]], Any]]] = {
+    "new_logprobs": lambda value, aux: read_logprobs(value, aux, "new_logprobs"),
+    "new_prompt_logprobs_tensors": lambda value, aux: read_logprobs(value, aux, "new_prompt_logprobs_tensors"),
+    "pooling_output": lambda value, aux: read_tensor(value, aux, "pooling_output"),
+    "finish_reason": lambda value, _aux: FinishReason(integer(value, "finish_reason", high=max(FinishReason))),
+    "stop_reason": lambda value, _aux: _read_stop_reason(value),
+    "events": lambda value, _aux: _read_events(value),
+    "kv_transfer_params": lambda value, _aux: mapping(value, "kv_transfer_params"),
+    "trace_headers": lambda value, _aux: mapping(value, "trace_headers"),
+    "prefill_stats": lambda value, _aux: read_prefill_stats(value),
+    "error": lambda value, _aux: _read_error(value),
+}

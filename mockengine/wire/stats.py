@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine counts: scheduler statistics, prefix-cache statistics, prefill statistics (protocol 4.4 and 5).
+
+Always full maps: a Rust frontend dies of a missing key, and every frontend of a negative count.
+"""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from mockengine.wire.codec import WireError
+from mockengine.wire.values import integer, mapping, number
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStats:
+    """How a request's prompt was computed, in tokens; `num_prompt_tokens` = computed + cached.
+
+    `num_cached_tokens` = local + external; `num_cache_creation_tokens` are those newly written to the prefix cache.
+    """
+
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int = 0
+    num_local_cached_tokens: int = 0
+    num_external_cached_tokens: int = 0
+    num_cache_creation_tokens: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the map; raises ValueError on a negative count."""
+        return _not_negative(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheStats:
+    """Prefix-cache queries and hits in tokens since the previous statistics, not totals."""
+
+    reset: bool = False
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+    preempted_requests: int = 0
+    preempted_queries: int = 0
+    preempted_hits: int = 0
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the map with `hits_by_source`, empty as in a real engine; raises ValueError on a negative count."""
+        return _not_negative(asdict(self)) | {"hits_by_source": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """One rank's load at the end of a step.
+
+    Attributes:
+        kv_cache_usage: 0 to 1.
+        step_counter, current_wave: for the coordinator only; 0 towards clients.
+
+    """
+
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    step_counter: int = 0
+    current_wave: int = 0
+    kv_cache_usage: float = 0.0
+    prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+
+    def to_wire(self, *, with_encoder_cache_usage: bool = False) -> dict[str, Any]:
+        """Return the full map of 0.33, which every line accepts; 0.19 wants one key more.
+
+        Raises:
+            ValueError: a negative count.
+
+        """
+        stats = {
+            "num_running_reqs": self.num_running_reqs,
+            "num_waiting_reqs": self.num_waiting_reqs,
+            "num_skipped_waiting_reqs": self.num_skipped_waiting_reqs,
+            "num_kv_fetch_reqs_by_stage": {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0},
+            "step_counter": self.step_counter,
+            "current_wave": self.current_wave,
+            "kv_cache_usage": self.kv_cache_usage,
+            "iteration_details": None,
+            "prefix_cache_stats": self.prefix_cache_stats.to_wire(),
+            "connector_prefix_cache_stats": None,
+            "kv_cache_eviction_events": [],
+            "spec_decoding_stats": None,
+            "kv_connector_stats": None,
+            "ec_connector_stats": None,
+            "waiting_lora_adapters": {},
+            "running_lora_adapters": {},
+            "cudagraph_stats": None,
+            "perf_stats": None,
+        }
+        if with_encoder_cache_usage:
+            stats["encoder_cache_usage"] = 0.0
+        return _not_negative(stats)
+
+
+def read_scheduler_stats(value: Any) -> SchedulerStats:
+    """Read a statistics map as strictly as a Rust frontend does.
+
+    Raises:
+        WireError: a required key is missing, negative or of the wrong type.
+
+    """
+    stats = mapping(value, "scheduler_stats")
+    if not isinstance(stats.get("kv_cache_eviction_events"), list):
+        raise WireError("scheduler_stats.kv_cache_eviction_events: missing")
+    prefix = mapping(stats.get("prefix_cache_stats"), "scheduler_stats.prefix_cache_stats")
+    counts = {
+        item.name: integer(prefix.get(item.name), f"prefix_cache_stats.{item.name}")
+        for item in fields(PrefixCacheStats)
+        if item.name != "reset"
+    }
+    return SchedulerStats(
+        num_running_reqs=integer(stats.get("num_running_reqs"), "num_running_reqs"),
+        num_waiting_reqs=integer(stats.get("num_waiting_reqs"), "num_waiting_reqs"),
+        num_skipped_waiting_reqs=integer(stats.get("num_skipped_waiting_reqs", 0), "num_skipped_waiting_reqs"),
+        step_counter=integer(stats.get("step_counter"), "step_counter"),
+        current_wave=integer(stats.get("current_wave"), "current_wave"),
+        kv_cache_usage=number(stats.get("kv_cache_usage"), "kv_cache_usage"),
+        prefix_cache_stats=PrefixCacheStats(reset=prefix.get("reset") is True, **counts),
+    )
+
+
+def read_prefill_stats(value: Any) -> PrefillStats:
+    """Read prefill statistics; lines before 0.29 have no `num_cache_creation_tokens`.
+
+    Raises:
+        WireError: a count is missing, negative or of the wrong type.
+
+    """
+    stats = mapping(value, "prefill_stats")
+    stats.setdefault("num_cache_creation_tokens", 0)
+    return PrefillStats(**{item.name: integer(stats.get(item.name), item.name) for item in fields(PrefillStats)})
+
+
+def _not_negative(stats: dict[str, Any]) -> dict[str, Any]:
+    for key, value in stats.items():
+        if isinstance(value, (int, float)) and value < 0:
+            raise ValueError(f"{key}: {value} is negative, which every frontend dies of")
+    return stats

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that turn a decoded value of unknown shape into one of a known type, or say what is wrong with it."""
+
+from typing import Any
+
+from mockengine.wire.codec import WireError
+
+_SHOWN_CHARACTERS = 40
+UINT32_MAX = 2**32 - 1
+UINT64_MAX = 2**64 - 1
+
+
+def shown(value: object) -> str:
+    """Describe a value for an error message: type and a short form, never a whole prompt."""
+    if isinstance(value, (list, tuple, dict, bytes)):
+        return f"{_type_name(value)} of {len(value)}"
+    if isinstance(value, str) and len(value) > _SHOWN_CHARACTERS:
+        return f"str of {len(value)}"
+    return f"{_type_name(value)} {value!r}" if value is not None else "nil"
+
+
+def wrong(place: str, value: object, expected: str) -> WireError:
+    """Make the error for a value of the wrong kind at `place`."""
+    return WireError(f"{place}: {shown(value)} where {expected} is expected")
+
+
+def integer(value: Any, place: str, low: int = 0, high: int = UINT64_MAX) -> int:
+    """Return `value` when it is an int within `low`…`high` (a bool is none)."""
+    if type(value) is not int or not low <= value <= high:
+        raise wrong(place, value, f"an int of {low} to {high}")
+    return value
+
+
+def number(value: Any, place: str) -> float:
+    """Return `value` as float when it is an int or a float."""
+    if type(value) is not float and type(value) is not int:
+        raise wrong(place, value, "a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise wrong(place, value, "a number") from error
+
+
+def string(value: Any, place: str) -> str:
+    """Return `value` when it is a str."""
+    if not isinstance(value, str):
+        raise wrong(place, value, "a str")
+    return value
+
+
+def boolean(value: Any, place: str) -> bool:
+    """Return `value` when it is a bool."""
+    if not isinstance(value, bool):
+        raise wrong(place, value, "a bool")
+    return value
+
+
+def array(value: Any, place: str) -> list[Any]:
+    """Return `value` when it is an array."""
+    if not isinstance(value, list):
+        raise wrong(place, value, "an array")
+    return value
+
+
+def mapping(value: Any, place: str) -> dict[Any, Any]:
+    """Return `value` when it is a map."""
+    if not isinstance(value, dict):
+        raise wrong(place, value, "a map")
+    return value
+
+
+def strings(value: Any, place: str) -> tuple[str, ...]:
+    """Return `value` as a tuple when it is an array of str."""
+    items = array(value, place)
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise wrong(f"{place}[{index}]", item, "a str")
+    return tuple(items)
+
+
+def integers(value: Any, place: str, low: int = 0, high: int = UINT64_MAX) -> tuple[int, ...]:
+    """Return `value` as a tuple when it is an array of int within `low`…`high`."""
+    return tuple(integer(item, f"{place}[{index}]", low, high) for index, item in enumerate(array(value, place)))
+
+
+def _type_name(value: object) -> str:
+    name = type(value).__name__
+    return {"list": "array", "tuple": "array", "dict": "map", "bytes": "bin"}.get(name, name)
