@@ -75,6 +75,17 @@ class Journal:
             **_hint(hint),
         )
 
+    def init_unreadable(self, reason: str, rank: int, frame_bytes: int) -> None:
+        """Log that the frontend's INIT could not be read."""
+        self._log.warning(
+            Event.MESSAGE_DROPPED,
+            reason=reason,
+            request_type="INIT",
+            frame_bytes=[frame_bytes],
+            engine=rank,
+            client=None,
+        )
+
     def join_interrupted(self, reason: str, hint: str | None) -> None:
         """Log that joining begins anew."""
         self._log.warning(Event.JOIN_INTERRUPTED, reason=reason, **_hint(hint))
@@ -87,6 +98,15 @@ class Journal:
             clients=clients,
             coordinator=coordinator,
             join_s=round(join_s, 3),
+        )
+
+    def frontend_starting(self, waited_s: float) -> None:
+        """Log that the frontend waits for something else although every rank here is ready."""
+        self._log.warning(
+            Event.FRONTEND_STARTING,
+            waited_s=round(waited_s, 3),
+            hint="the frontend has not completed its start-up although every rank here is ready; it probably waits for "
+            "more ranks: is its --data-parallel-size larger than data_parallel_size here?",
         )
 
     def frontend_lost(self, requests_dropped: int, served_s: float, hint: str | None) -> None:

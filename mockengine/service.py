@@ -34,7 +34,7 @@ _SOON_S: Final = 10.0
 
 
 def run(settings: Settings) -> int:
-    """Play the engine until asked to stop; return the exit code.
+    """Play the engine in the main thread until a signal asks to stop; return the exit code.
 
     Returns:
         0 after SIGTERM or SIGINT; 1 when no frontend was joined in time, when the frontend went away and
@@ -45,10 +45,17 @@ def run(settings: Settings) -> int:
     journal = Journal(
         logs.get_logger(), log_requests=settings.log_requests, chunk_size=settings.output_token_chunk_size
     )
-    context = Context()
     with StopSignal() as stop:
-        exit_code, reason = _Service(settings, context, stop, journal).run()
-        context.term()
+        return play(settings, stop, journal)
+
+
+def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
+    """Play the engine until `stop` is requested; return the exit code, as `run` does."""
+    context = Context()
+    service = _Service(settings, context, stop, journal)
+    exit_code, reason = service.run()
+    # Blocks until what was said last has left, or its linger time is over.
+    context.term()
     journal.left(exit_code, reason)
     return exit_code
 
@@ -134,7 +141,7 @@ class _Service:
         """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients."""
         if notice:
             session.announce([ENGINE_CORE_DEAD])
-        session.close(_LINGER_MS)
+        session.close(_LINGER_MS if session.is_connected else 0)
 
     def _make_ranks(self, init: Init) -> Ranks:
         settings = self._settings

@@ -128,8 +128,8 @@ class EngineCore:
         """Let every request whose client takes output say its next tokens.
 
         Returns:
-            One message per client with something to hear; statistics go with the first of them, or to client 0. When
-            nothing is left to do, every client that heard of load hears that it is gone.
+            One message per client with something to hear; statistics go with the first of them. When nothing is left
+            to do, every client that heard of load hears that it is gone.
 
         """
         outbound = self._published_load(now)
@@ -153,7 +153,7 @@ class EngineCore:
     # Requests.
 
     def _add(self, request: EngineCoreRequest, arrived_from: int, now: float) -> list[Outbound]:
-        self._dialect.learn(request)
+        self._dialect.learn_from_request(request)
         if request.client_index >= self._config.clients:
             reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
             return self._refuse(request, arrived_from, _invalid(reason), now)
@@ -235,6 +235,7 @@ class EngineCore:
     # Utility calls and what cannot be read.
 
     def _answer(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
+        self._dialect.learn_from_call(call.method)
         result, failure = None, None
         if self._shutting_down:
             failure = SHUTTING_DOWN
@@ -263,10 +264,11 @@ class EngineCore:
     # Messages.
 
     def _step_messages(self, by_client: dict[int, list[EngineCoreOutput]], now: float) -> list[Outbound]:
-        """Make one message per client that has outputs or finished ids; one of them, or client 0, gets the load."""
+        """Make one message per client that has outputs or finished ids; the first of them gets the load."""
         finished_ids, self._finished_ids = self._finished_ids, {}
-        clients = list(by_client) or [0]
-        clients += [client for client in finished_ids if client not in clients]
+        clients = [*by_client, *(client for client in finished_ids if client not in by_client)]
+        if not clients:
+            return []
         told_of_load = clients[0]
         if self.num_requests:
             self._clients_told_of_load.add(told_of_load)

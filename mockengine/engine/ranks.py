@@ -18,8 +18,15 @@ class Ranks:
         """Requests waiting and running on all ranks."""
         return sum(engine.num_requests for engine in self.engines)
 
+    @property
+    def _wave_is_over(self) -> bool:
+        """Whether a wave runs of which no rank here has any work."""
+        return any(engine.wave.running for engine in self.engines) and not self.num_requests
+
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the first of the ranks has a step due, or None while none has anything to do."""
+        if self._wave_is_over:
+            return now
         deadlines = [engine.next_deadline(now, blocked) for engine in self.engines]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
@@ -30,7 +37,7 @@ class Ranks:
             deadline = engine.next_deadline(now, blocked)
             if deadline is not None and deadline <= now:
                 outbound += engine.step(now, blocked)
-        if any(engine.wave.running for engine in self.engines) and not self.num_requests:
+        if self._wave_is_over:
             for engine in self.engines:
                 outbound += engine.end_wave(now)
         return outbound

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from mockengine.transport.session import Session
+from mockengine.transport.session import Session, StartupWatch
 from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
 from mockengine.transport.stop import StopSignal
 from mockengine.wire.codec import WireError
@@ -64,6 +64,9 @@ class JoinReporter(Protocol):
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
         """Hear what is being waited for: at the start, and now and then."""
+
+    def init_unreadable(self, reason: str, rank: int, frame_bytes: int) -> None:
+        """Hear that a rank got an INIT that it could not read, and goes on waiting."""
 
     def join_interrupted(self, reason: str, hint: str | None) -> None:
         """Hear that an attempt failed and another begins."""
@@ -197,7 +200,9 @@ class _Attempt:
         try:
             init = read_init(frame)
         except WireError as error:
-            raise _InterruptedError(f"INIT could not be read: {error}") from error
+            # Beginning anew would say HELLO twice to a frontend that is still there.
+            self._reporter.init_unreadable(str(error), part.rank, len(frame))
+            return
         if self._session is None:
             self._session = Session(self._context, init)
         elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
@@ -217,9 +222,12 @@ class _Attempt:
         part.state = _State.JOINED
 
     def _hand_over(self) -> Session | None:
-        for part in self._ranks:
+        first, *others = self._ranks
+        for part in others:
             part.monitor.close()
             part.handshake.close(_READY_LINGER_MS)
+        if self._session is not None:
+            self._session.startup = StartupWatch(first.handshake, first.monitor, _READY_LINGER_MS)
         return self._session
 
     # Telling what is going on.

@@ -19,6 +19,8 @@ from mockengine.transport.stop import StopSignal
 from mockengine.wire.messages import COORDINATOR_READY, read_message
 
 _MESSAGES_PER_TURN: Final = 256
+# A frontend completes its start-up some milliseconds after the last rank's READY.
+_STARTUP_REMINDER_S: Final = 10.0
 
 
 class Ending(Enum):
@@ -29,7 +31,10 @@ class Ending(Enum):
 
 
 class LoopReporter(Protocol):
-    """Hears how the loop ends."""
+    """Hears of what the loop sees of the frontend and of its end."""
+
+    def frontend_starting(self, waited_s: float) -> None:
+        """Hear that the frontend has not completed its start-up although every rank here is ready."""
 
     def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
@@ -68,6 +73,8 @@ class Loop:
         self._grace_s = grace_s
         self._drain_s = drain_s
         self._clock = clock
+        self._started = clock()
+        self._startup_reminder = self._started + _STARTUP_REMINDER_S
         self._lost_since: float | None = None
         self._leave_by: float | None = None
         self._blocked: set[int] = set()
@@ -77,6 +84,8 @@ class Loop:
             self._poller.register(socket, zmq.POLLIN)
         for monitor in session.monitors:
             self._poller.register(monitor.events, zmq.POLLIN)
+        if session.startup is not None:
+            self._poller.register(session.startup.monitor.events, zmq.POLLIN)
         self._poller.register(stop.fileno(), zmq.POLLIN)
 
     def run(self) -> Ending:
@@ -91,6 +100,9 @@ class Loop:
                 return Ending.FRONTEND_LOST
             self._take_in(dict(self._poller.poll(self._patience_ms(now))))
             now = self._clock()
+            if self._session.startup is not None and now >= self._startup_reminder:
+                self._reporter.frontend_starting(now - self._started)
+                self._startup_reminder = now + _STARTUP_REMINDER_S
             deadline = self._ranks.next_deadline(now, self._blocked)
             if deadline is not None and deadline <= now:
                 self._send(self._ranks.step(now, self._blocked))
@@ -105,6 +117,12 @@ class Loop:
                 self._drain(entry)
         if any(monitor.events in readable for monitor in self._session.monitors):
             self._look_for_frontend()
+        startup = self._session.startup
+        if startup is not None and startup.monitor.events in readable:
+            startup.monitor.read()
+            if startup.monitor.was_lost:
+                self._poller.unregister(startup.monitor.events)
+                self._session.end_startup()
         if self._blocked:
             self._flush()
 
@@ -121,9 +139,7 @@ class Loop:
             self._send(engine.receive(read_message(frames, client), client, self._clock()))
 
     def _look_for_frontend(self) -> None:
-        for monitor in self._session.monitors:
-            monitor.read()
-        if all(monitor.connected for monitor in self._session.monitors):
+        if self._session.is_connected:
             self._lost_since = None
         elif self._lost_since is None and any(
             monitor.was_lost and not monitor.connected for monitor in self._session.monitors
@@ -160,6 +176,7 @@ class Loop:
             self._ranks.next_deadline(now, self._blocked),
             None if self._lost_since is None else self._lost_since + self._grace_s,
             self._leave_by,
+            None if self._session.startup is None else self._startup_reminder,
         ]
         due = [moment for moment in moments if moment is not None]
         return max(0, ceil(1_000 * (min(due) - now))) if due else None
@@ -175,6 +192,8 @@ class Loop:
         """Once time is up or nothing runs any more, end the rest; tell whether leaving is done."""
         if self._leave_by is None or (now < self._leave_by and self._ranks.num_requests):
             return False
+        # What has arrived meanwhile is answered too, so that no client waits for an engine that is gone.
+        self._take_in(dict(self._poller.poll(0)))
         self._send(self._ranks.abort_everything(now))
         while self._ranks.next_deadline(now, self._blocked) is not None:
             self._send(self._ranks.step(now, self._blocked))

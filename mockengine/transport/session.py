@@ -28,6 +28,31 @@ class Input:
     socket: Socket
 
 
+@dataclass(frozen=True, slots=True)
+class StartupWatch:
+    """The first rank's handshake socket after READY.
+
+    A frontend closes its end when its start-up is complete, that is when it has heard READY from every rank it counts
+    on. Until then it serves nobody. The socket must be closed at once when that happens: it would connect again, and
+    take the rank's place in the handshake of the next frontend.
+
+    Attributes:
+        socket: on which nothing more is said.
+        monitor: tells when the frontend has closed its end.
+        linger_ms: how long READY may take to leave, should the watch end before.
+
+    """
+
+    socket: Socket
+    monitor: PeerMonitor
+    linger_ms: int
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.monitor.close()
+        self.socket.close(self.linger_ms)
+
+
 class Session:
     """One frontend's sockets: an input per rank and client, an output per client, two to its coordinator if it has one.
 
@@ -40,6 +65,7 @@ class Session:
         outputs: by client index.
         coordinator: towards the coordinator, or None.
         monitors: of the first rank's inputs, by client index.
+        startup: as long as the frontend may still be starting.
 
     """
 
@@ -47,6 +73,7 @@ class Session:
         self.init = init
         self.inputs: list[Input] = []
         self.monitors: list[PeerMonitor] = []
+        self.startup: StartupWatch | None = None
         self._context = context
         self.outputs = [self._outbox(address) for address in init.outputs]
         self.coordinator = self._outbox(init.coordinator_output) if init.coordinator_output is not None else None
@@ -86,6 +113,13 @@ class Session:
         if self.coordinator is not None:
             yield self.coordinator
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the frontend is there, as far as has been noticed."""
+        for monitor in self.monitors:
+            monitor.read()
+        return all(monitor.connected for monitor in self.monitors)
+
     def announce(self, frames: Sequence[bytes]) -> None:
         """Send one message to every client."""
         for outbox in self.outputs:
@@ -93,12 +127,19 @@ class Session:
 
     def close(self, linger_ms: int = 0) -> None:
         """Close everything; what was sent may still leave for up to `linger_ms`."""
+        self.end_startup()
         for monitor in self.monitors:
             monitor.close()
         for entry in self.inputs:
             entry.socket.close(linger_ms)
         for outbox in self.outboxes:
             outbox.close(linger_ms)
+
+    def end_startup(self) -> None:
+        """Stop watching the frontend's start-up."""
+        if self.startup is not None:
+            self.startup.close()
+            self.startup = None
 
     def _outbox(self, address: str) -> Outbox:
         socket = make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK)

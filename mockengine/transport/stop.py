@@ -18,7 +18,8 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 class StopSignal:
     """The wish of whoever started the process that it ends. A second signal ends it on the spot.
 
-    Used as a context manager in the main thread: handlers are installed within and restored after.
+    Used as a context manager in the main thread: handlers are installed within and restored after. `request` does
+    what a first signal does, from any thread.
 
     Attributes:
         signal_name: the first signal that arrived, or None.
@@ -42,6 +43,17 @@ class StopSignal:
         """Return the descriptor that becomes readable with every signal."""
         return self._reader.fileno()
 
+    def request(self, name: str) -> None:
+        """Ask to stop for the reason of that name."""
+        self.signal_name = name
+        with suppress(BlockingIOError):
+            self._writer.send(b"\0")
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        self._reader.close()
+        self._writer.close()
+
     def clear_wakeup(self) -> None:
         """Make the descriptor unreadable until the next signal."""
         with suppress(BlockingIOError):
@@ -59,8 +71,7 @@ class StopSignal:
         for number, handler in self._restore:
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._former_wakeup_fd)
-        self._reader.close()
-        self._writer.close()
+        self.close()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.signal_name is not None:

@@ -9,6 +9,7 @@ Schema rules the table rests on: positions were only appended, except where a ro
 shorter than its layout, never longer: a Rust frontend dies of one surplus item.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -60,6 +61,8 @@ class Line:
         has_weight_version: whether position 8 of EngineCoreOutputs exists.
         wake_up_returns_bool: whether `wake_up` answers a bool (else nil); the wrong one is an HTTP 500 in Rust.
         stats_have_encoder_cache_usage: whether the stats map must hold `encoder_cache_usage`.
+        rust_sampling_key: key of SamplingParams that Rust frontends always send from this line on.
+        own_method: utility method that frontends call from this line on.
 
     """
 
@@ -69,6 +72,8 @@ class Line:
     has_weight_version: bool = False
     wake_up_returns_bool: bool = False
     stats_have_encoder_cache_usage: bool = False
+    rust_sampling_key: str | None = None
+    own_method: str | None = None
 
 
 LINES: Final = (
@@ -77,10 +82,17 @@ LINES: Final = (
     Line("0.21", 20, _OUTPUT_0_20),
     Line("0.26", 20, _OUTPUT_0_26),
     Line("0.28", 21, _OUTPUT_0_28),
-    Line("0.29", 21, _OUTPUT_0_29),
+    Line("0.29", 21, _OUTPUT_0_29, rust_sampling_key="routed_experts_prompt_start"),
     Line("0.31", 22, _OUTPUT_0_31),
     Line("0.32", 22, _OUTPUT_0_31, has_weight_version=True, wake_up_returns_bool=True),
-    Line("0.33", 22, _OUTPUT_0_33, has_weight_version=True, wake_up_returns_bool=True),
+    Line(
+        "0.33",
+        22,
+        _OUTPUT_0_33,
+        has_weight_version=True,
+        wake_up_returns_bool=True,
+        own_method="pause_generation",
+    ),
 )
 """Every line, oldest first. The last is also spoken before a frontend has shown its own."""
 
@@ -102,13 +114,26 @@ def line_of_release(release: str) -> Line:
     return lines[-1]
 
 
-def line_of_add(items: int) -> Line:
-    """Return the line of a frontend whose EngineCoreRequest has `items` items, or what its possible lines share.
+def lines_of_add(items: int, sampling_keys: AbstractSet[str], *, from_python: bool) -> tuple[Line, ...]:
+    """Return the lines that a frontend may be of, oldest first.
 
-    A count between two known ones belongs to the older, a count beyond all to the newest.
+    Args:
+        items: length of its EngineCoreRequest. A length between two known ones belongs to the older, one beyond all
+            to the newest.
+        sampling_keys: keys of its SamplingParams.
+        from_python: whether a Python frontend sent it. That one ignores surplus items, so of lines that only differ
+            by appended ones the newest serves all.
+
     """
     known = [line.add_items for line in LINES if line.add_items <= items] or [OLDEST.add_items]
-    return in_common(tuple(line for line in LINES if line.add_items == max(known)))
+    lines = tuple(line for line in LINES if line.add_items == max(known))
+    newest = lines[-1]
+    if from_python:
+        only_appended = all(newest.output_fields[: len(line.output_fields)] == line.output_fields for line in lines)
+        return (newest,) if only_appended else lines
+    if newest.rust_sampling_key is None:
+        return lines
+    return (newest,) if newest.rust_sampling_key in sampling_keys else lines[:-1]
 
 
 def in_common(lines: tuple[Line, ...]) -> Line:

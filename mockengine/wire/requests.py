@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """EngineCoreRequest: the ADD message, in every layout from 0.19 on (protocol section 3.1).
 
-Positions were only ever appended, but for `prompt_is_token_ids`, which was inserted at 10 between 0.19 and 0.24.
-Missing positions take their default, surplus ones are ignored.
+Positions were only ever appended, but for `prompt_is_token_ids`, which was inserted at 10 with 0.21: up to then an int
+(`client_index`) stood there, since then an array or nil does. Missing positions take their default, surplus ones are
+ignored.
 """
 
 from array import array as typed_array
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,8 +21,9 @@ MAX_REQUEST_ID_BYTES: Final = 65_536
 """An id is repeated in every output, so its length must be bounded; HTTP servers bound the header it may come from."""
 
 _INT64_MIN = -(2**63)
-_OLD_LAYOUT_ITEMS: Final = 17
+_OLD_ITEMS_MOST: Final = 18
 _INSERTED_POSITION: Final = 10
+_SAMPLING_POSITION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class EngineCoreRequest:
         prompt_token_ids: unsigned 32-bit ids; None only with `prompt_embeds`.
         arrival_time: unix seconds, unlike every other time here.
         items: length of the array it was read from, which tells the frontend's release line.
+        sampling_keys: keys of the SamplingParams map it was read from, which tell more of it.
 
     The other attributes are named and ordered as in vLLM.
     """
@@ -92,6 +96,12 @@ class EngineCoreRequest:
     session_id: str | None = None
     kv_hints: Mapping[str, object] | None = None
     items: int = 22
+    sampling_keys: AbstractSet[str] = frozenset()
+
+    @property
+    def is_from_python(self) -> bool:
+        """Whether a Python frontend sent it: only that one asks for pooling, or sends stop strings, even none."""
+        return self.pooling_params is not None or "stop" in self.sampling_keys
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -122,7 +132,27 @@ def read_request(payload: bytes, aux_frames: Sequence[bytes] = ()) -> EngineCore
             values[name] = _READERS[name](item, name, aux_frames)
     if "request_id" not in values:
         raise wrong("request_id", items[0], "a str")
-    return EngineCoreRequest(items=len(items), **values)
+    sampling = items[_SAMPLING_POSITION] if len(items) > _SAMPLING_POSITION else None
+    keys = frozenset(sampling) if isinstance(sampling, dict) else frozenset()
+    return EngineCoreRequest(items=len(items), sampling_keys=keys, **values)
+
+
+def request_items(values: Mapping[str, object], items: int) -> list[object]:
+    """Lay out an EngineCoreRequest of `items` items, for those who play the frontend.
+
+    Args:
+        values: wire values by field name; a field that is not named gets its default.
+        items: length of the array, which decides the layout as in `read_request`.
+
+    Raises:
+        KeyError: a name that is no field of this layout.
+
+    """
+    fields = (_OLD_FIELDS if items <= _OLD_ITEMS_MOST else _FIELDS)[:items]
+    unknown = set(values) - set(fields)
+    if unknown:
+        raise KeyError(f"{sorted(unknown)}: no fields of a request of {items} items")
+    return [values.get(name, _WIRE_DEFAULTS.get(name)) for name in fields]
 
 
 def read_request_id(value: Any, place: str = "request_id") -> str:
@@ -139,7 +169,7 @@ def read_request_id(value: Any, place: str = "request_id") -> str:
 
 
 def _is_old_layout(items: list[Any]) -> bool:
-    return len(items) <= _OLD_LAYOUT_ITEMS or type(items[_INSERTED_POSITION]) is int
+    return len(items) <= _INSERTED_POSITION or type(items[_INSERTED_POSITION]) is int
 
 
 _Reader = Callable[[Any, str, Sequence[bytes]], Any]
@@ -243,4 +273,12 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "kv_hints": _simple(_named),
 }
 _FIELDS: Final = tuple(_READERS)
+_WIRE_DEFAULTS: Final[Mapping[str, object]] = {
+    "arrival_time": 0.0,
+    "client_index": 0,
+    "current_wave": 0,
+    "priority": 0,
+    "resumable": False,
+    "abort_immediately": False,
+}
 _OLD_FIELDS: Final = tuple(name for name in _READERS if name != "prompt_is_token_ids")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utility calls."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mockengine.wire.lines import LINES, NEWEST, line_of_release
+from mockengine.wire.messages import Add
+from mockengine.wire.outputs import StepOutputs, UtilityReply
+from mockengine.wire.utility import UtilityCall
+from tests.support.rig import CONFIG, Rig, request
+
+BIG_CALL_ID = 2**63 + 12_345
+
+
+def _call(rig: Rig, method: str, *args: Any) -> UtilityReply:
+    (reply,) = rig.receive(UtilityCall(0, BIG_CALL_ID, method, args))
+    assert isinstance(reply, UtilityReply)
+    assert reply.call_id == BIG_CALL_ID
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "result"),
+    [
+        ("get_supported_tasks", (), ["generate"]),
+        ("is_sleeping", (), False),
+        ("sleep", (1, "abort"), None),
+        ("profile", (True, None, None, None), None),
+        ("profile", (False, None), None),
+        ("reset_prefix_cache", (False, False), True),
+        ("reset_mm_cache", (), None),
+        ("reset_encoder_cache", (), None),
+        ("execute_dummy_batch", (), None),
+        ("is_scheduler_paused", (), False),
+        ("pause_generation", ("abort", True), None),
+        ("pause_scheduler", ("keep", False), None),
+        ("resume_scheduler", (), None),
+        ("get_weight_version", (), "default"),
+        ("list_loras", (), []),
+        ("collective_rpc", ("foo", 5.0, [1, "a"], {"k": 2}), [None]),
+        ("collective_rpc", ("compute_weight_checksums", None, [], None), [{}]),
+        (
+            "get_kv_cache_group_metadata",
+            (),
+            [{"group_idx": 0, "kind": "full_attention", "block_size": 16, "sliding_window": None}],
+        ),
+    ],
+)
+def test_call_succeeds(method: str, args: tuple[Any, ...], result: Any) -> None:
+    reply = _call(Rig(), method, *args)
+    assert (reply.failure, reply.result) == (None, result)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "failure"),
+    [
+        ("no_such", (), "Call to no_such method failed: 'EngineCoreProc' object has no attribute 'no_such'"),
+        ("reset_prefix_cache", (1, 2, 3, 4), "Call to reset_prefix_cache method failed: "),
+        ("pause_generation", ("bogus", True), "Call to pause_generation method failed: Invalid pause mode: bogus"),
+        (
+            "add_lora",
+            (["l1", 1, "/path", None, False, False],),
+            "Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to enable LoRA.",
+        ),
+        (
+            "release_kv_cache_memory",
+            (),
+            "Call to release_kv_cache_memory method failed: release_kv_cache_memory() requires a completed pause first",
+        ),
+    ],
+)
+def test_call_fails_with_the_words_of_vllm(method: str, args: tuple[Any, ...], failure: str) -> None:
+    assert _call(Rig(), method, *args).failure == failure
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_wake_up_answers_in_the_shape_of_the_line(line: Any) -> None:
+    expected = True if line.name in ("0.32", "0.33") else None
+    assert _call(Rig(line=line), "wake_up", None).result is expected
+
+
+def test_weight_version_labels_outputs_once_set() -> None:
+    rig = Rig()
+    assert _call(rig, "set_weight_version", "v7").failure is None
+    assert _call(rig, "get_weight_version").result == "v7"
+    rig.add(request())
+    envelope = rig.step()[0]
+    assert isinstance(envelope, StepOutputs)
+    assert envelope.weight_version == "v7"
+
+
+def test_answer_goes_to_the_client_of_the_call() -> None:
+    rig = Rig(replace(CONFIG, clients=2))
+    rig.receive(UtilityCall(1, 1, "is_sleeping"), client=0)
+    rig.receive(UtilityCall(9, 2, "is_sleeping"), client=0)
+    assert [destination for destination, _ in rig.heard] == [1, 0]
+
+
+def test_newest_line_is_spoken_until_a_frontend_has_shown_its_own() -> None:
+    rig = Rig()
+    assert rig.dialect.line is NEWEST
+
+
+@pytest.mark.parametrize(
+    ("items", "keys", "spoken"),
+    [
+        (17, {"max_tokens"}, "0.19"),
+        (18, {"max_tokens"}, "0.20"),
+        (20, {"max_tokens"}, "0.21|0.26"),
+        (20, {"max_tokens", "stop"}, "0.21|0.26"),
+        (21, {"max_tokens"}, "0.28"),
+        (21, {"max_tokens", "routed_experts_prompt_start"}, "0.29"),
+        (21, {"max_tokens", "stop"}, "0.29"),
+        (22, {"max_tokens"}, "0.31|0.32|0.33"),
+        (22, {"max_tokens", "stop"}, "0.33"),
+        (30, {"max_tokens", "stop"}, "0.33"),
+    ],
+)
+def test_line_is_told_from_the_first_request(items: int, keys: set[str], spoken: str) -> None:
+    rig = Rig()
+    rig.receive(Add(request("a", items=items, sampling_keys=frozenset(keys))))
+    assert rig.dialect.line.name == spoken
+    rig.receive(Add(request("b", items=17, sampling_keys=frozenset())))
+    assert rig.dialect.line.name == spoken
+
+
+def test_call_that_only_one_line_makes_settles_what_requests_leave_open() -> None:
+    rig = Rig()
+    rig.add(request(sampling_keys=frozenset({"max_tokens"})))
+    assert not rig.dialect.line.has_weight_version
+    _call(rig, "pause_generation", "keep", False)  # noqa: FBT003 - as on the wire
+    assert rig.dialect.line is NEWEST
+
+
+def test_setting_outweighs_what_a_frontend_shows() -> None:
+    line = line_of_release("0.27.1")
+    rig = Rig(line=line)
+    rig.add(request(items=22))
+    _call(rig, "pause_generation")
+    assert rig.dialect.line is line

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine on a virtual clock, and everything it said, decoded as strictly as a real frontend decodes it."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from mockengine.engine.config import EngineConfig
+from mockengine.engine.core import COORDINATOR, EngineCore, Outbound
+from mockengine.engine.dialect import Dialect
+from mockengine.engine.observer import Served
+from mockengine.engine.ranks import Ranks
+from mockengine.replies.key import SeedScope
+from mockengine.replies.random import RandomTokens
+from mockengine.wire.lines import Line
+from mockengine.wire.messages import Abort, Add, Message, Unreadable
+from mockengine.wire.outputs import EngineCoreOutput, Envelope, FinishReason, StepOutputs, read_envelope
+from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.sampling import SamplingParams
+
+CONFIG = EngineConfig(
+    max_model_len=64,
+    block_size=16,
+    output_token_chunk_size=1,
+    default_output_tokens=0,
+    seed=0,
+    seed_scope=SeedScope.PROMPT,
+    data_parallel_size=1,
+    clients=1,
+    has_coordinator=False,
+)
+EOS = 7
+
+
+def request(
+    request_id: str = "r1",
+    *,
+    prompt: Sequence[int] = (1, 2, 3),
+    max_tokens: int | None = 4,
+    client: int = 0,
+    **fields: object,
+) -> EngineCoreRequest:
+    """Make a request of a Python frontend of the newest line."""
+    made = EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=array("I", prompt),
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+        client_index=client,
+        sampling_keys=frozenset({"max_tokens", "stop"}),
+    )
+    return replace(made, **fields)  # type: ignore[arg-type]  # the names are those of the class
+
+
+@dataclass
+class Watcher:
+    """An observer that remembers."""
+
+    started: list[Served] = field(default_factory=list)
+    finished: list[tuple[Served, str, float]] = field(default_factory=list)
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    dropped: list[Unreadable] = field(default_factory=list)
+
+    def request_started(self, request: Served) -> None:
+        self.started.append(request)
+
+    def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
+        self.finished.append((request, finish_reason, duration_s))
+
+    def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:  # noqa: ARG002
+        self.refused.append((request_id, reason))
+
+    def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:  # noqa: ARG002
+        self.dropped.append(message)
+
+
+class Rig:
+    """Some ranks, a clock that only the test moves, and what was heard."""
+
+    def __init__(self, config: EngineConfig = CONFIG, *, ranks: int = 1, line: Line | None = None) -> None:
+        self.now = 100.0
+        self.watcher = Watcher()
+        self.dialect = Dialect(line)
+        source = RandomTokens(32_000)
+        self.ranks = Ranks([EngineCore(rank, config, source, self.dialect, self.watcher) for rank in range(ranks)])
+        self.heard: list[tuple[int, Envelope]] = []
+
+    def receive(self, message: Message, *, rank: int = 0, client: int = 0) -> list[Envelope]:
+        return self._hear(self.ranks.engines[rank].receive(message, client, self.now))
+
+    def add(self, *requests: EngineCoreRequest, rank: int = 0) -> None:
+        for made in requests:
+            self.receive(Add(made), rank=rank, client=made.client_index)
+
+    def abort(self, *request_ids: str, rank: int = 0, client: int = 0) -> list[Envelope]:
+        return self.receive(Abort(request_ids), rank=rank, client=client)
+
+    def step(self, blocked: frozenset[int] = frozenset()) -> list[Envelope]:
+        """Step once, a millisecond later, whatever is due."""
+        self.now += 0.001
+        return self._hear(self.ranks.step(self.now, blocked))
+
+    def run(self, most_steps: int = 1_000) -> None:
+        """Step until nothing is due any more."""
+        for _ in range(most_steps):
+            if self.ranks.next_deadline(self.now, frozenset()) is None:
+                return
+            self.step()
+        raise AssertionError(f"still stepping after {most_steps} steps")
+
+    def outputs(self, request_id: str) -> list[EngineCoreOutput]:
+        return [
+            output
+            for _, envelope in self.heard
+            if isinstance(envelope, StepOutputs)
+            for output in envelope.outputs
+            if output.request_id == request_id
+        ]
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs(request_id) for token in output.new_token_ids]
+
+    def finish_reason(self, request_id: str) -> FinishReason | None:
+        outputs = self.outputs(request_id)
+        return outputs[-1].finish_reason if outputs else None
+
+    def to(self, destination: int) -> list[Envelope]:
+        return [envelope for heard_by, envelope in self.heard if heard_by == destination]
+
+    @property
+    def to_coordinator(self) -> list[Envelope]:
+        return self.to(COORDINATOR)
+
+    def _hear(self, outbound: list[Outbound]) -> list[Envelope]:
+        heard = [(message.destination, read_envelope(message.frames, self.dialect.line)) for message in outbound]
+        self.heard += heard
+        return [envelope for _, envelope in heard]
