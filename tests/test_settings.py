@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings: what the class promises, one meaning in every source, and which source wins."""
+
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import hypothesis
+import pytest
+import yaml
+from annotated_types import Ge, Le
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from mockengine.settings import Description, Settings, as_text, combination_problems, describe
+from mockengine.settings_sources import load
+
+# Values of the settings whose values are neither numbers nor choices.
+_SAMPLES: dict[str, SearchStrategy[object]] = {
+    "handshake_address": st.sampled_from(
+        ["tcp://127.0.0.1:1", "tcp://frontend:65535", "tcp://[::1]:29550", "tcp://[fe80::1%eth0]:5", "ipc:///tmp/a b"]
+    ),
+    "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
+    "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
+    "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+}
+# Values beside which every value of any other setting works.
+_LEEWAY = {
+    "data_parallel_size": 65_536,
+    "max_model_len": 1,
+    "block_size": 256,
+    "num_gpu_blocks": 10_000_000,
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 65_536,
+}
+_DESCRIPTIONS = describe()
+_NAMES = tuple(Settings.model_fields)
+
+
+def _values_of(name: str, field: FieldInfo) -> SearchStrategy[object]:
+    if name in _SAMPLES:
+        return _SAMPLES[name]
+    if field.annotation is bool:
+        return st.booleans()
+    if get_origin(field.annotation) is Literal:
+        return st.sampled_from(get_args(field.annotation))
+    low: Any = next(fact.ge for fact in field.metadata if isinstance(fact, Ge))
+    high: Any = next(fact.le for fact in field.metadata if isinstance(fact, Le))
+    return st.floats(low, high) if field.annotation is float else st.integers(low, high)
+
+
+def _given(*argv: str, **environ: str) -> dict[str, tuple[object, str]]:
+    """Load, and return value and origin of what is not a default."""
+    loaded = load(argv, environ)
+    return {
+        name: (getattr(loaded.settings, name), origin) for name, origin in loaded.origins.items() if origin != "default"
+    }
+
+
+def _write(directory: Path, text: str | bytes) -> str:
+    file = directory / "settings.yaml"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return str(file)
+
+
+# One meaning in every source.
+
+
+@pytest.mark.parametrize("name", _NAMES)
+@hypothesis.settings(max_examples=10)
+@given(data=st.data())
+def test_a_value_means_the_same_as_flag_variable_and_yaml(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    value = data.draw(_values_of(name, Settings.model_fields[name]))
+    others = {key: other for key, other in _LEEWAY.items() if key != name}
+    expected = Settings.model_validate(others | {name: value})
+    description, text = _DESCRIPTIONS[name], as_text(value)
+    flags = [f"{_DESCRIPTIONS[key].flag}={other}" for key, other in others.items()]
+    file = _write(tmp_path_factory.getbasetemp(), yaml.safe_dump({name: value}, allow_unicode=True))
+
+    from_flag = load([*flags, f"{description.flag}={text}"], {}).settings
+    from_two_words = load([*flags, description.flag, text], {}).settings
+    from_variable = load(flags, {description.variable: text}).settings
+    from_yaml = load([*flags, "--config", file], {}).settings
+
+    assert [from_flag, from_two_words, from_variable, from_yaml] == [expected] * 4
+
+
+def test_nothing_given_gives_the_defaults() -> None:
+    loaded = load([], {})
+
+    assert loaded.settings == Settings()
+    assert loaded.origins == dict.fromkeys(_NAMES, "default")
+
+
+def test_a_flag_wins_over_a_variable_over_yaml_over_the_default(tmp_path: Path) -> None:
+    file = _write(tmp_path, "seed: 1\nvocab_size: 100\n\nblock_size: 8\n")
+
+    given = _given("--seed", "3", MOCKENGINE_CONFIG=file, MOCKENGINE_SEED="2", MOCKENGINE_VOCAB_SIZE="200")
+
+    assert given == {
+        "block_size": (8, f"{file}:4"),
+        "vocab_size": (200, "MOCKENGINE_VOCAB_SIZE"),
+        "seed": (3, "--seed"),
+    }
+
+
+def test_the_config_flag_wins_over_the_config_variable(tmp_path: Path) -> None:
+    file = _write(tmp_path, "seed: 1\n")
+
+    assert _given("--config", file, MOCKENGINE_CONFIG="/nowhere") == {"seed": (1, f"{file}:1")}
+
+
+def test_of_a_flag_given_twice_the_last_one_counts() -> None:
+    assert _given("--seed=1", "--seed", "2") == {"seed": (2, "--seed")}
+
+
+@pytest.mark.parametrize(
+    ("argv", "value", "origin"),
+    [
+        (["--log-requests"], True, "--log-requests"),
+        (["--log-requests", "--seed", "0"], True, "--log-requests"),
+        (["--no-log-requests"], False, "--no-log-requests"),
+        (["--log-requests=false"], False, "--log-requests"),
+        (["--log-requests", "false"], False, "--log-requests"),
+        (["--log-requests", "off"], False, "--log-requests"),
+        (["--no-log-requests", "--log-requests"], True, "--log-requests"),
+    ],
+)
+def test_a_switch_can_be_written_in_many_ways(argv: list[str], value: bool, origin: str) -> None:  # noqa: FBT001
+    assert _given(*argv)["log_requests"] == (value, origin)
+
+
+@pytest.mark.parametrize("empty", ["", " ", "\t"])
+def test_an_empty_variable_counts_as_unset(empty: str) -> None:
+    assert _given(MOCKENGINE_SEED=empty, MOCKENGINE_CONFIG=empty, MOCKENGINE_DATA_PARALLEL_SIZE=empty) == {}
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "seed:\n", "seed: null\n", "seed: ~\n", "seed: ''\n"])
+def test_yaml_without_a_value_counts_as_unset(text: str, tmp_path: Path) -> None:
+    assert _given("--config", _write(tmp_path, text)) == {}
+
+
+def test_yaml_is_read_as_the_text_that_is_there(tmp_path: Path) -> None:
+    text = "\ufeffvllm_version: 0.30\nmax_num_seqs: 010\nseed: '7'\nlog_requests: no\nrejoin: off\n"
+
+    given = _given("--config", _write(tmp_path, text))
+
+    assert {name: value for name, (value, _) in given.items()} == {
+        "vllm_version": "0.30",
+        "rejoin": False,
+        "max_num_seqs": 10,
+        "seed": 7,
+        "log_requests": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MOCKENGINE_PORT", "tcp://10.0.0.1:29550"),
+        ("MOCKENGINE_SERVICE_HOST", "10.0.0.1"),
+        ("MOCKENGINE_SERVICE_PORT", "29550"),
+        ("MOCKENGINE_SERVICE_PORT_HANDSHAKE", "29550"),
+        ("MOCKENGINE_PORT_29550_TCP", "tcp://10.0.0.1:29550"),
+        ("MOCKENGINE_PORT_29550_TCP_PROTO", "tcp"),
+        ("MOCKENGINE_PORT_29550_TCP_PORT", "29550"),
+        ("MOCKENGINE_PORT_29550_TCP_ADDR", "fd00::1"),
+        ("MOCKENGINE_SEED_SERVICE_HOST", "10.0.0.1"),
+        ("MOCKENGINE_SEED_PORT", "udp://10.0.0.1:53"),
+    ],
+)
+def test_variables_that_kubernetes_makes_for_a_service_are_ignored(variable: str, value: str) -> None:
+    assert _given(**{variable: value}) == {}
+
+
+def test_the_six_flags_of_vllms_mock_keep_spelling_and_default() -> None:
+    flags = {description.flag: description.default for description in _DESCRIPTIONS.values()}
+
+    assert {
+        "--handshake-address": "tcp://127.0.0.1:29550",
+        "--engine-count": "1",
+        "--output-token-chunk-size": "1",
+        "--vocab-size": "32000",
+        "--seed": "0",
+        "--log-requests": "true",
+    }.items() <= flags.items()
+
+
+# The class.
+
+
+@pytest.mark.parametrize("description", _DESCRIPTIONS.values(), ids=_NAMES)
+def test_every_setting_says_all_that_a_person_needs(description: Description) -> None:
+    sentence = description.sentence
+
+    assert description.group
+    assert description.allowed
+    assert sentence.endswith(".")
+    assert ". " not in sentence
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().seed = 1  # type: ignore[misc]
+
+
+def test_settings_read_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOCKENGINE_SEED", "5")
+    monkeypatch.setenv("MOCKENGINE_VOCAB_SIZE", "")
+
+    assert Settings() == Settings(seed=5, vocab_size=32_000)
+
+
+def test_settings_made_in_code_refuse_a_combination_that_cannot_work() -> None:
+    with pytest.raises(ValidationError, match="max_num_batched_tokens, max_num_seqs: a step could not"):
+        Settings(max_num_batched_tokens=1)
+
+
+def test_the_data_parallel_size_is_that_of_this_process_unless_given() -> None:
+    assert Settings(start_rank=2, engine_count=3).effective_data_parallel_size == 5
+    assert Settings(start_rank=2, engine_count=3, data_parallel_size=8).effective_data_parallel_size == 8
+
+
+def test_a_combination_that_lacks_a_value_is_not_judged() -> None:
+    assert list(combination_problems({"start_rank": 65_535})) == []
