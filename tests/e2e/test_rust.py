@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real Rust frontends with the engine behind them."""
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from mockengine.testing.double import FrontendDouble
+from mockengine.testing.engine import EngineProcess
+from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
+from mockengine.testing.frontends import RustFrontend, free_port
+from tests.support import checks
+from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
+
+pytestmark = pytest.mark.rust_frontend
+
+
+@pytest.mark.parametrize("check", checks.BASIC, ids=lambda check: check.__name__)
+def test_every_release(any_rust_stack: Stack, check: Callable[[Stack], None]) -> None:
+    check(any_rust_stack)
+
+
+@pytest.mark.parametrize("check", [checks.metrics_count_exactly, checks.many_streams_at_once], ids=lambda c: c.__name__)
+def test_newest_release(rust_stack: Stack, check: Callable[[Stack], None]) -> None:
+    check(rust_stack)
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.24.0"])
+def test_release_that_requests_do_not_tell_counts_exactly_once_it_is_named(version: str) -> None:
+    with (
+        RustFrontend(rust_frontend(version), MODEL) as frontend,
+        serving(frontend, f"--vllm-version={version}") as stack,
+    ):
+        checks.metrics_count_exactly(stack)
+
+
+def test_four_ranks_share_the_work() -> None:
+    with (
+        RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, data_parallel_size=4) as frontend,
+        serving(frontend, "--engine-count=4") as stack,
+    ):
+        checks.many_streams_at_once(stack)
+        started = stack.engine.logged("request started")
+        assert {entry["engine"] for entry in started} == {0, 1, 2, 3}
+        for rank in range(4):
+            response = httpx.post(
+                f"{stack.url}/v1/completions",
+                json={"model": MODEL_NAME, "prompt": checks.PROMPT, "max_tokens": 4},
+                headers={"X-data-parallel-rank": str(rank)},
+                timeout=20,
+            )
+            assert response.status_code == 200
+            assert stack.engine.logged("request started")[-1]["engine"] == rank
+
+
+def test_mixture_of_experts_with_two_ranks_runs_in_waves() -> None:
+    with (
+        RustFrontend(rust_frontend(DEFAULT_VERSION), MOE_MODEL, data_parallel_size=2) as frontend,
+        serving(frontend, "--engine-count=2") as stack,
+    ):
+        assert stack.engine.wait_for("engine ready")["coordinator"] is True
+        for _ in range(3):
+            checks.completion(stack)
+        checks.many_streams_at_once(stack)
+
+
+def test_chunks_of_four() -> None:
+    with (
+        RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL) as frontend,
+        serving(frontend, "--output-token-chunk-size=4") as stack,
+    ):
+        checks.completion(stack)
+        checks.streamed_chat(stack)
+        stream = stack.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=10, stream=True)
+        texts = [chunk.choices[0].text for chunk in stream if chunk.choices[0].text]
+        assert len(texts) == 3
+        checks.metrics_count_exactly(stack)
+
+
+def test_engine_first() -> None:
+    port = free_port()
+    with EngineProcess(f"--handshake-address=tcp://127.0.0.1:{port}") as engine:
+        engine.wait_for("engine joining")
+        with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, handshake_port=port) as frontend:
+            frontend.wait_healthy()
+            checks.completion(Stack(frontend, engine))
+
+
+def test_frontend_restarted_under_the_engine() -> None:
+    port = free_port()
+    texts = set()
+    with EngineProcess(f"--handshake-address=tcp://127.0.0.1:{port}", "--rejoin-grace-s=0.2") as engine:
+        for number in range(3):
+            with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, handshake_port=port) as frontend:
+                frontend.wait_healthy()
+                stack = Stack(frontend, engine)
+                reply = stack.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=9)
+                texts.add(reply.choices[0].text)
+            wait_until(lambda: len(engine.logged("frontend lost")), lambda lost: lost == number + 1, "lost frontends")
+        assert len(texts) == 1
+        assert "Traceback" not in engine.output
+
+
+def test_killed_frontend_is_followed_by_the_next() -> None:
+    port = free_port()
+    with EngineProcess(f"--handshake-address=tcp://127.0.0.1:{port}", "--rejoin-grace-s=0.2") as engine:
+        with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, handshake_port=port) as frontend:
+            frontend.wait_healthy()
+            frontend.kill()
+            engine.wait_for("frontend lost")
+        with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, handshake_port=port) as frontend:
+            frontend.wait_healthy()
+            checks.completion(Stack(frontend, engine))
+
+
+def test_every_stream_ends_when_the_engine_leaves() -> None:
+    with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL) as frontend, serving(frontend) as stack:
+        checks.every_stream_ends_when_the_engine_leaves(stack)
+        # The notice is what lets a liveness probe restart the frontend.
+        wait_until(lambda: stack.get("/health").status_code, lambda status: status == 503, "health")
+
+
+def test_same_prompt_gives_the_same_tokens_on_the_double_and_on_a_real_frontend(rust_stack: Stack) -> None:
+    reply = httpx.post(
+        f"{rust_stack.url}/v1/completions",
+        json={"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 12, "return_token_ids": True},
+        timeout=20,
+    ).json()
+    with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
+        double.handshake()
+        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
+        assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
+
+
+# Method, path, body asked, body answered (None: none, or of no interest).
+CONTROL_ROUTES: list[tuple[str, str, object, object]] = [
+    ("POST", "/reset_prefix_cache", None, {"success": True}),
+    ("POST", "/reset_mm_cache", None, None),
+    ("POST", "/reset_encoder_cache", None, None),
+    ("POST", "/sleep?level=1", None, {"status": "sleeping", "level": 1}),
+    ("GET", "/is_sleeping", None, {"is_sleeping": False}),
+    ("POST", "/wake_up", None, {"status": "awake", "tags": None}),
+    ("POST", "/pause", None, {"status": "paused"}),
+    ("GET", "/is_paused", None, {"is_paused": False}),
+    ("POST", "/resume", None, {"status": "resumed"}),
+    ("GET", "/weight_info", None, {"weight_version": "default"}),
+    ("POST", "/update_weight_version", {"new_version": "v9"}, {"success": True, "new_version": "v9"}),
+    ("GET", "/weight_info", None, {"weight_version": "v9"}),
+    ("POST", "/collective_rpc", {"method": "anything"}, {"results": [None]}),
+    ("POST", "/weight_checker", {"action": "checksum"}, {"checksums": {}}),
+]
+
+
+def test_control_routes_answer_as_with_a_real_engine() -> None:
+    environment = {"VLLM_SERVER_DEV_MODE": "1"}
+    with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, env=environment) as frontend, serving(frontend) as stack:
+        for method, path, asked, answered in CONTROL_ROUTES:
+            response = httpx.request(method, f"{stack.url}{path}", json=asked, timeout=20)
+            assert response.status_code == 200, f"{path}: {response.text}"
+            if answered is not None:
+                assert response.json() == answered, path
+        checks.completion(stack)

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every frontend must do with the engine behind it. One function per behaviour, for any stack."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+import httpx
+import openai
+
+from tests.support.stack import MODEL_NAME, Stack, wait_until
+
+QUESTION = [{"role": "user", "content": "Hello there"}]
+PROMPT = "Hello there, how are you?"
+
+
+def health_and_models(stack: Stack) -> None:
+    assert stack.get("/health").status_code == 200
+    models = stack.client().models.list().data
+    assert [model.id for model in models] == [MODEL_NAME]
+    assert models[0].model_dump()["max_model_len"] == 32_768
+
+
+def completion(stack: Stack) -> None:
+    reply = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=7)
+    assert reply.choices[0].finish_reason == "length"
+    assert len(reply.choices[0].text.split()) >= 3
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 7
+
+
+def streamed_completion(stack: Stack) -> None:
+    whole = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=7)
+    stream = stack.client().completions.create(
+        model=MODEL_NAME, prompt=PROMPT, max_tokens=7, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage
+
+
+def chat(stack: Stack) -> None:
+    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=9)  # type: ignore[call-overload]
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.choices[0].message.content
+    assert reply.usage.completion_tokens == 9
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 9
+
+
+def streamed_chat(stack: Stack) -> None:
+    ask = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 9}
+    whole = stack.client().chat.completions.create(**ask)  # type: ignore[call-overload]
+    stream = stack.client().chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == 9
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def same_prompt_gives_the_same_text(stack: Stack) -> None:
+    texts = {
+        stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=20).choices[0].text
+        for _ in range(3)
+    }
+    assert len(texts) == 1
+    other = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT + "!", max_tokens=20)
+    assert other.choices[0].text not in texts
+
+
+def reply_without_max_tokens_ends_by_itself(stack: Stack) -> None:
+    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION)  # type: ignore[call-overload]
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage.completion_tokens == 256
+
+
+def disconnected_client_frees_its_request(stack: Stack) -> None:
+    body = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 30_000, "stream": True}
+    with httpx.stream("POST", f"{stack.url}/v1/chat/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        wait_until(lambda: len(stack.engine.logged("request started")), lambda count: count > 0, "started requests")
+    aborted = stack.engine.wait_for("request finished", lambda entry: entry["finish_reason"] == "abort")
+    assert 0 < aborted["output_tokens"] < 30_000
+    stack.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def many_streams_at_once(stack: Stack) -> None:
+    streams, tokens = 200, 32
+
+    async def one(client: openai.AsyncOpenAI, number: int) -> int:
+        stream = await client.completions.create(
+            model=MODEL_NAME,
+            prompt=f"{PROMPT} {number}",
+            max_tokens=tokens,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        usages = [chunk.usage async for chunk in stream if chunk.usage is not None]
+        return usages[-1].completion_tokens
+
+    async def everyone() -> list[int]:
+        limits = httpx.Limits(max_connections=streams)
+        async with (
+            httpx.AsyncClient(limits=limits, timeout=60) as connections,
+            stack.async_client(connections) as client,
+        ):
+            return list(await asyncio.gather(*(one(client, number) for number in range(streams))))
+
+    assert asyncio.run(everyone()) == [tokens] * streams
+    stack.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def metrics_count_exactly(stack: Stack) -> None:
+    """Needs a line whose layout is known for certain, for the prompt tokens."""
+    names = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+    before = [stack.metric(name) for name in names]
+    queued_before = stack.metric("vllm:request_queue_time_seconds_count")
+    expected = [0.0, 0.0]
+    for tokens in (1, 5, 17):
+        usage = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=tokens).usage
+        assert usage is not None
+        expected[0] += usage.prompt_tokens
+        expected[1] += tokens
+    wait_until(
+        lambda: [stack.metric(name) - start for name, start in zip(names, before, strict=True)],
+        lambda counted: counted == expected,
+        "counted tokens",
+    )
+    assert stack.metric("vllm:request_queue_time_seconds_count") == queued_before + 3
+    assert 0 < stack.metric("vllm:request_queue_time_seconds_sum") / (queued_before + 3) < 1
+    stack.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+    assert stack.metric("vllm:num_requests_waiting") == 0
+
+
+BASIC: list[Callable[[Stack], None]] = [
+    health_and_models,
+    completion,
+    streamed_completion,
+    chat,
+    streamed_chat,
+    same_prompt_gives_the_same_text,
+    reply_without_max_tokens_ends_by_itself,
+    disconnected_client_frees_its_request,
+]
+"""What the oldest frontend here does as well as the newest."""
+
+
+def every_stream_ends_when_the_engine_leaves(stack: Stack) -> None:
+    """Stops the engine; the stack serves nothing after."""
+    streams = 20
+
+    async def one(started: asyncio.Semaphore) -> str:
+        """Return how the stream ended."""
+        body = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 30_000, "stream": True}
+        ended = "closed"
+        async with httpx.AsyncClient(timeout=30) as client:
+            with contextlib.suppress(httpx.HTTPError):
+                async with client.stream("POST", f"{stack.url}/v1/chat/completions", json=body) as response:
+                    lines = response.aiter_lines()
+                    await anext(lines)
+                    started.release()
+                    async for line in lines:
+                        ended = line or ended
+        return ended
+
+    async def everyone() -> list[str]:
+        started = asyncio.Semaphore(0)
+        tasks = [asyncio.create_task(one(started)) for _ in range(streams)]
+        for _ in range(streams):
+            await asyncio.wait_for(started.acquire(), 30)
+        stack.engine.process.terminate()
+        return await asyncio.wait_for(asyncio.gather(*tasks), 30)
+
+    assert len(asyncio.run(everyone())) == streams
+    assert stack.engine.wait() == 0
