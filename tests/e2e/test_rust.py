@@ -9,7 +9,8 @@ import pytest
 from mockengine.testing.double import FrontendDouble
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
-from mockengine.testing.frontends import RustFrontend, free_port
+from mockengine.testing.frontends import RustFrontend
+from mockengine.testing.processes import free_port
 from tests.support import checks
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -91,13 +92,13 @@ def test_frontend_restarted_under_the_engine() -> None:
     port = free_port()
     texts = set()
     with EngineProcess(f"--handshake-address=tcp://127.0.0.1:{port}", "--rejoin-grace-s=0.2") as engine:
-        for number in range(3):
+        for lost in (1, 2, 3):
             with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, handshake_port=port) as frontend:
                 frontend.wait_healthy()
                 stack = Stack(frontend, engine)
                 reply = stack.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=9)
                 texts.add(reply.choices[0].text)
-            wait_until(lambda: len(engine.logged("frontend lost")), lambda lost: lost == number + 1, "lost frontends")
+            wait_until(lambda: len(engine.logged("frontend lost")), lost.__eq__, "lost frontends")
         assert len(texts) == 1
         assert "Traceback" not in engine.output
 

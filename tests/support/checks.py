@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import httpx
 import openai
+from openai.types.chat import ChatCompletionMessageParam
 
 from tests.support.stack import MODEL_NAME, Stack, wait_until
 
-QUESTION = [{"role": "user", "content": "Hello there"}]
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello there"}]
 PROMPT = "Hello there, how are you?"
 
 
@@ -42,20 +43,25 @@ def streamed_completion(stack: Stack) -> None:
 
 
 def chat(stack: Stack) -> None:
-    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=9)  # type: ignore[call-overload]
+    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=9)
     assert reply.choices[0].finish_reason == "length"
     assert reply.choices[0].message.content
+    assert reply.usage is not None
     assert reply.usage.completion_tokens == 9
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 9
 
 
 def streamed_chat(stack: Stack) -> None:
-    ask = {"model": MODEL_NAME, "messages": QUESTION, "max_tokens": 9}
-    whole = stack.client().chat.completions.create(**ask)  # type: ignore[call-overload]
-    stream = stack.client().chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
+    completions = stack.client().chat.completions
+    whole = completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=9)
+    stream = completions.create(
+        model=MODEL_NAME, messages=QUESTION, max_tokens=9, stream=True, stream_options={"include_usage": True}
+    )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
     assert chunks[-1].usage.completion_tokens == 9
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
@@ -71,8 +77,9 @@ def same_prompt_gives_the_same_text(stack: Stack) -> None:
 
 
 def reply_without_max_tokens_ends_by_itself(stack: Stack) -> None:
-    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION)  # type: ignore[call-overload]
+    reply = stack.client().chat.completions.create(model=MODEL_NAME, messages=QUESTION)
     assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None
     assert reply.usage.completion_tokens == 256
 
 
@@ -102,11 +109,7 @@ def many_streams_at_once(stack: Stack) -> None:
         return usages[-1].completion_tokens
 
     async def everyone() -> list[int]:
-        limits = httpx.Limits(max_connections=streams)
-        async with (
-            httpx.AsyncClient(limits=limits, timeout=60) as connections,
-            stack.async_client(connections) as client,
-        ):
+        async with stack.async_client() as client:
             return list(await asyncio.gather(*(one(client, number) for number in range(streams))))
 
     assert asyncio.run(everyone()) == [tokens] * streams

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The real Python frontend with the engine behind it. A start takes ten seconds and more, so few serve many tests."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from mockengine.testing.double import FrontendDouble
+from mockengine.testing.engine import EngineProcess
+from mockengine.testing.frontends import PythonFrontend
+from tests.support import checks
+from tests.support.python_frontend import python_frontend
+from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
+
+pytestmark = [pytest.mark.python_frontend, pytest.mark.timeout(400)]
+
+CONTROL = {"VLLM_SERVER_DEV_MODE": "1"}
+# 0.32 knows the text of an engine's error only since 0.33, so codes are all that can be compared.
+CONTROL_ROUTES: list[tuple[str, str, object]] = [
+    ("POST", "/reset_prefix_cache", None),
+    ("POST", "/reset_mm_cache", None),
+    ("POST", "/reset_encoder_cache", None),
+    ("POST", "/sleep?level=1", None),
+    ("GET", "/is_sleeping", {"is_sleeping": False}),
+    ("POST", "/wake_up", None),
+    ("POST", "/pause", None),
+    ("GET", "/is_paused", {"is_paused": False}),
+    ("POST", "/resume", None),
+    ("POST", "/collective_rpc", {"results": [None]}),
+]
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return python_frontend(report=print)
+
+
+@pytest.fixture(scope="module")
+def one_rank(python: Path) -> Iterator[Stack]:
+    with PythonFrontend(python, MODEL, env=CONTROL) as frontend, serving(frontend) as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def four_ranks(python: Path) -> Iterator[Stack]:
+    with (
+        PythonFrontend(python, MODEL, data_parallel_size=4, api_server_count=2) as frontend,
+        serving(frontend, "--engine-count=4") as stack,
+    ):
+        yield stack
+
+
+@pytest.mark.parametrize(
+    "check",
+    [*checks.BASIC, checks.metrics_count_exactly, checks.many_streams_at_once],
+    ids=lambda check: check.__name__,
+)
+def test_one_rank(one_rank: Stack, check: Callable[[Stack], None]) -> None:
+    check(one_rank)
+
+
+def test_control_routes_answer_as_with_a_real_engine(one_rank: Stack) -> None:
+    for method, path, answered in CONTROL_ROUTES:
+        asked = {"method": "anything"} if path == "/collective_rpc" else None
+        response = httpx.request(method, f"{one_rank.url}{path}", json=asked, timeout=20)
+        assert response.status_code == 200, f"{path}: {response.text}"
+        if answered is not None:
+            assert response.json() == answered, path
+    checks.completion(one_rank)
+
+
+def test_n_replies_to_one_prompt_differ_and_reproduce(one_rank: Stack) -> None:
+    def texts() -> list[str]:
+        reply = one_rank.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=12, n=3)
+        return [choice.text for choice in reply.choices]
+
+    first = texts()
+    assert len(set(first)) == 3
+    assert texts() == first
+
+
+def test_list_of_prompts_gives_each_its_own_text(one_rank: Stack) -> None:
+    reply = one_rank.client().completions.create(model=MODEL_NAME, prompt=["one", "two", "one"], max_tokens=12)
+    texts = [choice.text for choice in reply.choices]
+    assert texts[0] == texts[2] != texts[1]
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 36
+
+
+def test_stop_string_ends_the_reply_and_frees_the_request(one_rank: Stack) -> None:
+    text = one_rank.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=200).choices[0].text
+    stop = text.split()[5]
+    reply = one_rank.client().completions.create(model=MODEL_NAME, prompt=checks.PROMPT, max_tokens=200, stop=[stop])
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.choices[0].text == text[: text.index(stop)]
+    one_rank.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def test_same_prompt_gives_the_same_text_as_on_the_double(one_rank: Stack) -> None:
+    reply = httpx.post(
+        f"{one_rank.url}/v1/completions",
+        json={"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 12, "return_token_ids": True},
+        timeout=20,
+    ).json()
+    with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
+        double.handshake()
+        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
+        assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
+
+
+def test_four_ranks_and_two_api_servers_share_the_work(four_ranks: Stack) -> None:
+    ready = four_ranks.engine.wait_for("engine ready")
+    assert (ready["clients"], ready["coordinator"], ready["engines"]) == (2, True, [0, 1, 2, 3])
+    checks.many_streams_at_once(four_ranks)
+    checks.metrics_count_exactly(four_ranks)
+    started = Counter(entry["engine"] for entry in four_ranks.engine.logged("request started"))
+    assert set(started) == {0, 1, 2, 3}
+    assert {entry["client"] for entry in four_ranks.engine.logged("request started")} == {0, 1}
+
+
+def test_mixture_of_experts_explains_the_hash_it_wants_and_serves_with_it(python: Path) -> None:
+    with PythonFrontend(python, MOE_MODEL, data_parallel_size=2, api_server_count=1) as refusing:
+        flags = (f"--handshake-address={refusing.handshake_address}", "--engine-count=2", "--rejoin-grace-s=0.2")
+        with EngineProcess(*flags) as engine:
+            refusing.wait(deadline_s=180)
+            assert "PARALLEL_CONFIG_HASH" in _hint_about_the_hash(engine)
+        expected = re.search(r"Expected hash: ([0-9a-f]{64})", refusing.output)
+        assert expected is not None, refusing.tail
+    with (
+        PythonFrontend(python, MOE_MODEL, data_parallel_size=2, api_server_count=1) as frontend,
+        serving(frontend, "--engine-count=2", f"--parallel-config-hash={expected[1]}") as stack,
+    ):
+        for _ in range(3):
+            checks.completion(stack)
+        checks.many_streams_at_once(stack)
+        assert {entry["engine"] for entry in stack.engine.logged("request started")} == {0, 1}
+
+
+def _hint_about_the_hash(engine: EngineProcess) -> str:
+    hints = wait_until(
+        lambda: [entry["hint"] for entry in engine.log if "hint" in entry and "hash" in entry["hint"].lower()],
+        bool,
+        "hints about the hash",
+    )
+    return str(hints[0])
+
+
+def test_every_stream_ends_when_the_engine_leaves_and_the_frontend_exits(python: Path) -> None:
+    with PythonFrontend(python, MODEL) as frontend, serving(frontend) as stack:
+        checks.every_stream_ends_when_the_engine_leaves(stack)
+        # The notice makes it exit, with 0: a supervisor must restart it whatever its exit code.
+        assert frontend.wait(deadline_s=30) == 0
+
+
+def test_engine_survives_a_restart_of_the_frontend(python: Path) -> None:
+    with PythonFrontend(python, MODEL) as first:
+        port = first.handshake_port
+        with EngineProcess(f"--handshake-address={first.handshake_address}") as engine:
+            first.wait_healthy()
+            first.stop(deadline_s=30)
+            engine.wait_for("frontend lost")
+            with PythonFrontend(python, MODEL, handshake_port=port) as second:
+                second.wait_healthy()
+                checks.completion(Stack(second, engine))
+            assert "Traceback" not in engine.output
