@@ -6,16 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Self, cast
+
+from structlog.typing import FilteringBoundLogger
 
 from mockengine.journal import Journal
 from mockengine.service import play
 from mockengine.settings import Settings
 from mockengine.testing.double import FrontendDouble
 from mockengine.transport.stop import StopSignal
-
-if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
 
 DEADLINE_S = 10.0
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is logged has the keys that docs/logs.md promises."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from structlog.typing import FilteringBoundLogger
+
+from mockengine.engine.observer import Served
+from mockengine.journal import Journal
+from mockengine.logs import Event
+from mockengine.wire.messages import Unreadable
+
+PAGE = Path(__file__).parent.parent / "docs" / "logs.md"
+EXAMPLES = {
+    example["event"]: example
+    for example in (json.loads(line) for line in PAGE.read_text().splitlines() if line.startswith('{"timestamp"'))
+}
+SERVED = Served("cmpl-1", engine=0, client=1, prompt_tokens=3, max_tokens=4, output_tokens=4)
+
+REPORTS: dict[Event, Callable[[Journal], None]] = {
+    Event.ENGINE_JOINING: lambda journal: journal.joining("tcp://h:1", range(2), "the frontend's INIT", 1.0, "a hint"),
+    Event.JOIN_INTERRUPTED: lambda journal: journal.join_interrupted("a reason", "a hint"),
+    Event.ENGINE_READY: lambda journal: journal.ready(range(2), 1, 0.1, coordinator=False),
+    Event.FRONTEND_STARTING: lambda journal: journal.frontend_starting(10.0),
+    Event.FRONTEND_LOST: lambda journal: journal.frontend_lost(3, 60.0, "a hint"),
+    Event.ENGINE_LEAVING: lambda journal: journal.leaving("SIGTERM", 2, 0.0),
+    Event.ENGINE_LEFT: lambda journal: journal.left(0, "asked to stop"),
+    Event.ENGINE_FAILED: lambda journal: journal.failed(RuntimeError("a defect")),
+    Event.MESSAGE_DROPPED: lambda journal: journal.message_dropped(Unreadable("a reason", "ADD", (1, 2)), 0, 0),
+    Event.REQUEST_STARTED: lambda journal: journal.request_started(SERVED),
+    Event.REQUEST_FINISHED: lambda journal: journal.request_finished(SERVED, "length", 0.5),
+    Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
+}
+
+
+class _Log:
+    """Remembers the one line that is logged."""
+
+    def __init__(self) -> None:
+        self.entry: dict[str, Any] = {}
+
+    def _note(self, event: str, **keys: Any) -> None:
+        self.entry = {"event": str(event), **keys}
+
+    info = warning = error = _note
+
+
+@pytest.mark.parametrize("event", Event)
+def test_entry_has_the_keys_of_the_documented_example_in_their_order(event: Event) -> None:
+    log = _Log()
+    REPORTS[event](Journal(cast("FilteringBoundLogger", log), log_requests=True, chunk_size=1))
+    example = EXAMPLES[event]
+    assert log.entry["event"] == event
+    # An exception is rendered from exc_info.
+    logged = ["exception" if key == "exc_info" else key for key in log.entry]
+    assert [key for key in logged if key in example or key != "hint"] == [
+        key for key in example if key not in ("timestamp", "level")
+    ]
+    assert all(
+        type(log.entry[key]) is type(value) or isinstance(value, int | float)
+        for key, value in example.items()
+        if key in log.entry
+    )
+
+
+def test_requests_are_not_logged_when_switched_off() -> None:
+    log = _Log()
+    journal = Journal(cast("FilteringBoundLogger", log), log_requests=False, chunk_size=1)
+    journal.request_started(SERVED)
+    journal.request_finished(SERVED, "length", 0.5)
+    assert log.entry == {}
+    journal.request_refused("cmpl-1", 0, 1, "a reason")
+    assert log.entry["event"] == Event.REQUEST_REFUSED
