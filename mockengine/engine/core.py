@@ -97,7 +97,7 @@ class EngineCore:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
         for request in self._forget_everything(now):
-            by_client.setdefault(request.client, []).append(_abort_output(request.request_id))
+            by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
         return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
 
     def drop_everything(self, now: float) -> int:
@@ -159,7 +159,9 @@ class EngineCore:
             return self._refuse(request, arrived_from, _invalid(reason), now)
         if self._shutting_down:
             self._observer.request_refused(request.request_id, self.rank, request.client_index, SHUTTING_DOWN)
-            return [self._final_outputs(request.client_index, [_abort_output(request.request_id)], now)]
+            is_pooling = request.pooling_params is not None
+            output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
+            return [self._final_outputs(request.client_index, [output], now)]
         problem = self._problem(request)
         if problem is not None:
             return self._refuse(request, request.client_index, problem, now)
@@ -199,14 +201,14 @@ class EngineCore:
 
     def _refuse(self, request: EngineCoreRequest, client: int, error: RequestError, now: float) -> list[Outbound]:
         self._observer.request_refused(request.request_id, self.rank, client, error.message)
-        pooling_output = EMPTY_POOLING_OUTPUT if request.pooling_params is not None else None
-        output = EngineCoreOutput(
-            request_id=request.request_id,
-            pooling_output=pooling_output,
-            finish_reason=FinishReason.ERROR,
-            error=error,
-        )
-        return [self._final_outputs(client, [output], now)]
+        is_pooling = request.pooling_params is not None
+        return [self._error_output(request.request_id, client, error, now, is_pooling=is_pooling)]
+
+    def _error_output(
+        self, request_id: str, client: int, error: RequestError, now: float, *, is_pooling: bool
+    ) -> Outbound:
+        output = _last_output(request_id, FinishReason.ERROR, error, is_pooling=is_pooling)
+        return self._final_outputs(client, [output], now)
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
@@ -258,8 +260,7 @@ class EngineCore:
         if message.request_id is None or self._in_flight(message.request_id):
             return []
         error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
-        output = EngineCoreOutput(request_id=message.request_id, finish_reason=FinishReason.ERROR, error=error)
-        return [self._final_outputs(client, [output], now)]
+        return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
 
     # Messages.
 
@@ -341,5 +342,13 @@ def _invalid(message: str) -> RequestError:
     return RequestError("validation_error", message)
 
 
-def _abort_output(request_id: str) -> EngineCoreOutput:
-    return EngineCoreOutput(request_id=request_id, finish_reason=FinishReason.ABORT)
+def _last_output(
+    request_id: str, reason: FinishReason, error: RequestError | None = None, *, is_pooling: bool = False
+) -> EngineCoreOutput:
+    """Make an output that ends a request without a token; one for pooling needs a tensor whatever its end."""
+    return EngineCoreOutput(
+        request_id=request_id,
+        pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
+        finish_reason=reason,
+        error=error,
+    )

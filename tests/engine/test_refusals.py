@@ -39,14 +39,18 @@ def test_what_cannot_be_served_ends_with_an_error_that_names_the_reason(broken: 
     assert rig.ranks.num_requests == 0
 
 
-def test_pooling_request_is_refused_with_the_tensor_that_keeps_a_python_frontend_alive() -> None:
+@pytest.mark.parametrize("how", ["refused", "unreadable", "shutting down"])
+def test_pooling_request_ends_with_the_tensor_that_keeps_a_python_frontend_alive(how: str) -> None:
     rig = Rig()
-    (envelope,) = rig.receive(
-        Add(request(sampling_params=None, pooling_params=PoolingParams("embed", use_activation=True, dimensions=None)))
-    )
+    pooling = request(sampling_params=None, pooling_params=PoolingParams("embed", use_activation=True, dimensions=None))
+    message = Unreadable("broken", "ADD", (1, 2), "r1", is_pooling=True) if how == "unreadable" else Add(pooling)
+    if how == "shutting down":
+        rig.ranks.begin_shutdown()
+    (envelope,) = rig.receive(message)
     assert isinstance(envelope, StepOutputs)
     assert envelope.outputs[0].pooling_output == EMPTY_POOLING_OUTPUT
-    assert envelope.outputs[0].finish_reason is FinishReason.ERROR
+    expected = FinishReason.ABORT if how == "shutting down" else FinishReason.ERROR
+    assert envelope.outputs[0].finish_reason is expected
 
 
 def test_duplicate_id_is_refused_and_the_first_request_goes_on_untouched() -> None:
