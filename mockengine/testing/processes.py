@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Child processes that tests, demos and benchmarks start: heard while they run, gone when they are done with."""
 
-import atexit
 import os
 import signal
 import socket
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
+
+from mockengine.testing.guard import Guard
 
 DEADLINE_S: Final = 10.0
 """How long every wait lasts at most, unless told otherwise."""
@@ -32,8 +32,8 @@ def free_port() -> int:
 class ChildProcess:
     """A process that runs while the context lasts, in a process group of its own.
 
-    The group keeps a Ctrl-C meant for the parent from the child, and takes the child's own children along when it is
-    ended. Whatever it writes is kept.
+    The group keeps a Ctrl-C meant for the parent from the child, and takes the child's own children along: all are gone
+    when the context ends, when `stop` or `kill` returns, and when this process dies. Whatever it writes is kept.
 
     Attributes:
         process: the child.
@@ -59,7 +59,7 @@ class ChildProcess:
             errors="replace",
             start_new_session=True,
         )
-        _started.add(self)
+        self._guard = Guard(self.process.pid)
         self._lines: list[str] = []
         self._lock = threading.Lock()
         self._reader = threading.Thread(target=self._read, name=f"output of {command[0]}", daemon=True)
@@ -122,20 +122,20 @@ class ChildProcess:
         return code
 
     def stop(self, deadline_s: float = DEADLINE_S) -> int:
-        """Ask it to end with SIGTERM, unless it has, and return its exit code; after the deadline kill its group."""
+        """Ask it to end with SIGTERM, kill what is left of it then or after the deadline, and return its exit code."""
         self.process.terminate()
-        try:
-            return self.wait(deadline_s)
-        except TimeoutError:
-            self.kill()
-            return self.process.returncode
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(deadline_s)
+        # Before its output is waited for: that ends with the last process that could still write.
+        self.kill()
+        return self.wait(deadline_s)
 
     def kill(self) -> None:
         """End it and every process of its group on the spot."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        _started.discard(self)
+        self._guard.dismiss()
 
     def __enter__(self) -> Self:
         return self
@@ -143,24 +143,11 @@ class ChildProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self.stop()
-        finally:
-            self.kill()
-            self._reader.join(DEADLINE_S)
-            if self.process.stdout is not None:
-                self.process.stdout.close()
+        self.stop()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def _read(self) -> None:
         for line in self.process.stdout or ():
             with self._lock:
                 self._lines.append(line.rstrip("\n"))
-
-
-_started: weakref.WeakSet[ChildProcess] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_what_is_left() -> None:
-    for child in list(_started):
-        child.kill()

@@ -156,7 +156,7 @@ def test_each_failure_of_pip_says_what_to_do(stderr: str, said: str) -> None:
 
 
 def test_a_wheel_without_the_frontend_is_said_to_be_too_old() -> None:
-    with pytest.raises(FetchError, match=r"has no vllm/vllm-rs: .* \(releases from 0\.24\.0 on have one"):
+    with pytest.raises(FetchError, match=r"has no vllm/vllm-rs: .* \(releases from 0\.22\.1 on have one"):
         rust_frontend("0.21.0", progress=False, pip=FakePip(members=["vllm/__init__.py"]))
 
 

@@ -199,7 +199,7 @@ def test_stop_may_be_called_again() -> None:
 def test_a_frontend_and_its_children_end_when_their_starter_is_killed() -> None:
     starter = textwrap.dedent(f"""\
         import time
-        from {__name__ if __name__ != "__main__" else "test_frontends"} import StandIn
+        from {__name__} import StandIn
         frontend = StandIn()
         print(frontend.process.pid, frontend.child, flush=True)
         time.sleep(600)
