@@ -12,8 +12,15 @@ import msgpack
 EXT_PICKLE: Final = 1
 EXT_CLOUDPICKLE: Final = 2
 EXT_RAW_VIEW: Final = 3
+MAX_PAYLOAD_BYTES: Final = 64 * 2**20
+"""A prompt of a million tokens has 5 MB; what is larger than this is no message of vLLM's."""
+MAX_CONTAINERS: Final = 250_000
+"""Arrays and maps in one payload. An empty one is a single byte on the wire and 64 in memory, each of them watched by
+the garbage collector; real messages hold a few, the largest step of a big engine some ten thousand."""
 
-_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+# Sockets carry any text, but a lone surrogate (JSON can hold one) has no UTF-8: it must not stop the engine.
+_packer = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors="replace")
+_TIMESTAMP_AS_DATETIME: Final = 3
 
 
 class WireError(ValueError):
@@ -44,11 +51,13 @@ def unpack(data: bytes) -> Any:
     """Decode exactly one msgpack value.
 
     Raises:
-        WireError: truncated, trailing bytes, invalid UTF-8, nesting too deep, a map key that cannot be one, or an
-            extension that is never decoded (pickles).
+        WireError: truncated, trailing bytes, invalid UTF-8, nesting too deep, too large, a map key that cannot be one,
+            or an extension that is never decoded (pickles).
 
     """
-    return _reading(lambda: msgpack.unpackb(data, raw=False, strict_map_key=False, ext_hook=_read_ext))
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise WireError(f"{len(data)} bytes where at most {MAX_PAYLOAD_BYTES} are allowed")
+    return _reading(lambda: msgpack.unpackb(data, **_options()))
 
 
 def leading_items(data: bytes, count: int) -> list[Any]:
@@ -62,16 +71,64 @@ def leading_items(data: bytes, count: int) -> list[Any]:
     """
     items: list[Any] = []
     try:
-        unpacker = msgpack.Unpacker(
-            raw=False, strict_map_key=False, ext_hook=_read_ext, max_buffer_size=max(len(data), 1)
-        )
-        unpacker.feed(data)
+        unpacker = _unpacker_of(data)
         length = _reading(unpacker.read_array_header)
         while len(items) < min(count, length):
             items.append(_reading(unpacker.unpack))
     except WireError:
         pass
     return items
+
+
+def has_nil_at(data: bytes, position: int) -> bool | None:
+    """Tell whether the item at `position` of a msgpack array is nil, without reading any; None when that is unknown."""
+    try:
+        unpacker = _unpacker_of(data)
+        if _reading(unpacker.read_array_header) <= position:
+            return None
+        for _ in range(position):
+            _reading(unpacker.skip)
+    except WireError:
+        return None
+    at = unpacker.tell()
+    return data[at : at + 1] == _NIL if at < len(data) else None
+
+
+_NIL: Final = b"\xc0"
+
+
+def _unpacker_of(data: bytes) -> msgpack.Unpacker:
+    head = data[:MAX_PAYLOAD_BYTES]
+    unpacker = msgpack.Unpacker(**_options(), max_buffer_size=max(len(head), 1))
+    unpacker.feed(head)
+    return unpacker
+
+
+def _options() -> dict[str, Any]:
+    count_container = _ContainerCount()
+    return {
+        "raw": False,
+        "strict_map_key": False,
+        "ext_hook": _read_ext,
+        "list_hook": count_container,
+        "object_hook": count_container,
+        # The one extension msgpack decodes itself. As a number it would pass for one, and as msgpack's own type its
+        # hash is known beforehand, so that maps of it could be made slow.
+        "timestamp": _TIMESTAMP_AS_DATETIME,
+    }
+
+
+class _ContainerCount:
+    """Lets arrays and maps of one payload pass until there are too many."""
+
+    def __init__(self) -> None:
+        self._left = MAX_CONTAINERS
+
+    def __call__(self, container: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            raise WireError(f"more than {MAX_CONTAINERS} arrays and maps")
+        return container
 
 
 def _reading(read: Callable[[], Any]) -> Any:

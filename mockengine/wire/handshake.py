@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mockengine.wire.codec import WireError, pack, unpack
-from mockengine.wire.values import integer, mapping, string, strings
+from mockengine.wire.values import integer, mapping, named, string, strings
 
 IDENTITY_BYTES = 2
+DTYPES = ("float16", "bfloat16", "float32")
+"""What `dtype` of a ready response may be."""
 
 
 def engine_identity(rank: int) -> bytes:
@@ -43,7 +45,7 @@ def read_status(frame: bytes) -> EngineStatus:
         WireError: no map, or without a status.
 
     """
-    items = {string(key, "key"): value for key, value in mapping(unpack(frame), "engine status").items()}
+    items = named(unpack(frame), "engine status")
     status = string(items.pop("status", None), "status")
     return EngineStatus(status, bool(items.pop("local", False)), bool(items.pop("headless", False)), items)
 
@@ -109,7 +111,7 @@ def read_init(frame: bytes) -> Init:
         coordinator_input=_optional_string(addresses, "coordinator_input"),
         coordinator_output=_optional_string(addresses, "coordinator_output"),
         frontend_stats_publish_address=_optional_string(addresses, "frontend_stats_publish_address"),
-        parallel_config={} if config is None else mapping(config, "parallel_config"),
+        parallel_config={} if config is None else named(config, "parallel_config"),
     )
     if not init.inputs or len(init.inputs) != len(init.outputs):
         raise WireError(
@@ -131,7 +133,7 @@ class ReadyResponse:
     """What an engine tells each client of itself (EngineCoreReadyResponse); always all keys of 0.33.
 
     Rust 0.33 dies of a missing required key and ignores unknown ones, as does every older frontend, so the newest
-    form serves all. Names and defaults are vLLM's; `dtype` is one of `float16`, `bfloat16`, `float32`.
+    form serves all. Names and defaults are vLLM's.
     """
 
     max_model_len: int
@@ -164,7 +166,17 @@ class ReadyResponse:
     coordinator_output_address: str | None = None
 
     def to_wire(self) -> bytes:
-        """Return the message, one frame for each input socket."""
+        """Return the message, one frame for each input socket.
+
+        Raises:
+            ValueError: what makes a Rust frontend exit: a dtype it does not know, or LoRA without any adapter or
+                adapters without LoRA.
+
+        """
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype} where one of {', '.join(DTYPES)} is expected")
+        if self.supports_lora != (self.max_loras > 0):
+            raise ValueError(f"max_loras: {self.max_loras} where supports_lora is {self.supports_lora}")
         return pack(asdict(self))
 
 
@@ -172,10 +184,10 @@ def read_ready_response(frame: bytes) -> dict[str, Any]:
     """Read a ready response as the map it is; frontends of different lines read different keys of it.
 
     Raises:
-        WireError: no map, or a size that is no positive int.
+        WireError: no map of plain values by name, or a size that is no positive int.
 
     """
-    items = mapping(unpack(frame), "ready response")
+    items = named(unpack(frame), "ready response")
     for key in ("max_model_len", "num_gpu_blocks", "block_size"):
         integer(items.get(key), key, low=1)
     return items

@@ -10,6 +10,7 @@ from mockengine.wire.values import array, wrong
 
 _ITEMS_LEAST = 3
 _ITEMS_MOST = 5
+_DIMENSIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,30 @@ class LogprobsLists:
     logprobs: Tensor
     ranks: Tensor
 
-    def to_wire(self) -> list[Any]:
-        """Return the wire form of 4 items, the only length that every frontend accepts for both kinds."""
-        return [self.token_ids.to_wire(), self.logprobs.to_wire(), self.ranks.to_wire(), None]
+    @property
+    def rows(self) -> int:
+        """T, the number of tokens scored."""
+        return self.ranks.shape[0] if self.ranks.shape else 0
+
+    def to_wire(self, *, as_tensors: bool) -> list[Any]:
+        """Return the wire form of 4 items, the only length that every frontend accepts for both kinds.
+
+        Args:
+            as_tensors: whether the place wants tensors or arrays.
+
+        Raises:
+            ValueError: the other kind, or shapes that contradict each other.
+
+        """
+        parts = (self.token_ids, self.logprobs, self.ranks)
+        kind = "a tensor" if as_tensors else "an array"
+        for part in parts:
+            if part.is_ndarray == as_tensors:
+                raise ValueError(f"logprobs: {part.dtype} where {kind} is due")
+        shapes = [part.shape for part in parts]
+        if len(self.token_ids.shape) != _DIMENSIONS or shapes[0] != shapes[1] or shapes[2] != shapes[0][:1]:
+            raise ValueError(f"logprobs: shapes {shapes} where [T, k+1], [T, k+1] and [T] are expected")
+        return [*(part.to_wire() for part in parts), None]
 
 
 def read_logprobs(value: Any, aux_frames: Sequence[bytes], place: str) -> LogprobsLists:

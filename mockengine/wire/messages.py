@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from mockengine.wire.codec import WireError, leading_items, pack, unpack
+from mockengine.wire.codec import WireError, has_nil_at, leading_items, pack, unpack
 from mockengine.wire.requests import MAX_REQUEST_ID_BYTES, EngineCoreRequest, read_request
-from mockengine.wire.utility import UtilityCall, read_utility_call
-from mockengine.wire.values import array, integer, strings, wrong
+from mockengine.wire.utility import MAX_METHOD_CHARACTERS, UtilityCall, read_utility_call
+from mockengine.wire.values import UINT64_MAX, array, integer, strings, wrong
 
 _WAVE_ITEMS = 2
 _METHOD_POSITION = 2
+_SAMPLING_POSITION = 3
+_POOLING_POSITION = 4
 COORDINATOR_READY: Final = b"READY"
 COORDINATOR_SUBSCRIBE: Final = b"\x01"
 
@@ -68,7 +70,9 @@ class Unreadable:
         request_type: name of its type, or the type byte as hex.
         frame_bytes: size of each frame.
         request_id: id of the request it would have added, when that much could be read.
-        call: the utility call it would have made (arguments empty), when its id and method could be read.
+        call: the utility call it would have made (arguments empty), when its id could be read.
+        is_pooling: whether the request would have been one for pooling, as far as can be told; its final output then
+            needs a tensor.
 
     """
 
@@ -77,6 +81,7 @@ class Unreadable:
     frame_bytes: tuple[int, ...]
     request_id: str | None = None
     call: UtilityCall | None = None
+    is_pooling: bool = False
 
 
 Message = Add | Abort | StartDpWave | UtilityCall | Unreadable
@@ -135,20 +140,25 @@ _READERS: Final[Mapping[RequestType, Callable[[Sequence[bytes]], Message]]] = {
 def _unreadable(reason: str, request_type: RequestType | None, frames: Sequence[bytes], client: int) -> Unreadable:
     request_id: str | None = None
     call: UtilityCall | None = None
+    is_pooling = False
     if request_type is RequestType.ADD and len(frames) > 1:
         head = leading_items(frames[1], 1)
         if head and isinstance(head[0], str) and len(head[0].encode()) <= MAX_REQUEST_ID_BYTES:
             request_id = head[0]
+            has_sampling_params = has_nil_at(frames[1], _SAMPLING_POSITION) is not True
+            is_pooling = not has_sampling_params and has_nil_at(frames[1], _POOLING_POSITION) is not True
     elif request_type is RequestType.UTILITY and len(frames) > 1:
         call = _salvaged_call(leading_items(frames[1], _METHOD_POSITION + 1), client)
     name = request_type.name if request_type is not None else (frames[0][:8].hex() if frames else "")
-    return Unreadable(reason, name, tuple(len(frame) for frame in frames), request_id, call)
+    return Unreadable(reason, name, tuple(len(frame) for frame in frames), request_id, call, is_pooling)
 
 
 def _salvaged_call(head: list[Any], client: int) -> UtilityCall | None:
     client_index, call_id, method = (head + [None] * (_METHOD_POSITION + 1))[: _METHOD_POSITION + 1]
-    if type(call_id) is not int:
+    if type(call_id) is not int or not 0 <= call_id <= UINT64_MAX:
         return None
     return UtilityCall(
-        client_index if type(client_index) is int else client, call_id, method if isinstance(method, str) else "?"
+        client_index if type(client_index) is int and client_index >= 0 else client,
+        call_id,
+        method[:MAX_METHOD_CHARACTERS] if isinstance(method, str) else "?",
     )

@@ -5,6 +5,7 @@ The rules that keep a frontend alive are built in: an envelope is exactly one of
 are never negative; no array is longer than the frontend's line allows, trailing defaults are cut off.
 """
 
+from array import array as typed_array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
@@ -152,10 +153,11 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
     """Encode an envelope as the frames of one message for a frontend of `line`.
 
     Raises:
-        ValueError: what would kill the frontend: an envelope that says nothing, or a negative count.
+        ValueError: what would kill the frontend: an envelope that says nothing, a negative count or id, scores of
+            another shape than the tokens', a tensor where an array is due or the reverse.
 
     """
-    head = [envelope.engine_index]
+    head = [_unsigned(envelope.engine_index, "engine_index")]
     match envelope:
         case StepOutputs():
             items = [*head, *_step_items(envelope, line)]
@@ -163,9 +165,10 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
             reply = utility_output(envelope.call_id, envelope.failure, envelope.result)
             items = [*head, [], None, envelope.timestamp, reply]
         case WaveComplete():
-            items = [*head, [], None, envelope.timestamp, None, None, envelope.wave]
+            items = [*head, [], None, envelope.timestamp, None, None, _unsigned(envelope.wave, "wave_complete")]
         case StartWave():
-            items = [*head, [], None, envelope.timestamp, None, None, None, envelope.wave]
+            wave = _unsigned(envelope.wave, "start_wave")
+            items = [*head, [], None, envelope.timestamp, None, None, None, wave]
     return [pack(items)]
 
 
@@ -189,30 +192,53 @@ def _step_items(step: StepOutputs, line: Line) -> list[Any]:
 def _output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
     said = _said(output)
     last = max((index for index, name in enumerate(line.output_fields) if name in said), default=1)
-    # A position in between takes its default: nil, or 0 for the one that is an int.
-    between = {"num_nans_in_logits": 0}
-    tail = [said.get(name, between.get(name)) for name in line.output_fields[2 : last + 1]]
-    return [output.request_id, list(output.new_token_ids), *tail]
+    # A position in between takes its default.
+    tail = [said.get(name, 0 if name in _COUNTS else None) for name in line.output_fields[2 : last + 1]]
+    return [output.request_id, _token_ids(output.new_token_ids), *tail]
 
 
 def _said(output: EngineCoreOutput) -> dict[str, Any]:
     """Return what an output says besides its tokens, by field name of any line."""
     prefill = output.prefill_stats
+    scores, prompt_scores = output.new_logprobs, output.new_prompt_logprobs
+    if scores is not None and scores.rows != len(output.new_token_ids):
+        raise ValueError(f"new_logprobs: {scores.rows} rows where {len(output.new_token_ids)} tokens are scored")
+    if output.pooling_output is not None and output.pooling_output.is_ndarray:
+        raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
+    if isinstance(output.stop_reason, int):
+        _unsigned(output.stop_reason, "stop_reason")
     everything = {
-        "new_logprobs": output.new_logprobs and output.new_logprobs.to_wire(),
-        "new_prompt_logprobs_tensors": output.new_prompt_logprobs and output.new_prompt_logprobs.to_wire(),
+        "new_logprobs": scores and scores.to_wire(as_tensors=False),
+        "new_prompt_logprobs_tensors": prompt_scores and prompt_scores.to_wire(as_tensors=True),
         "pooling_output": output.pooling_output and output.pooling_output.to_wire(),
         "finish_reason": output.finish_reason,
         "stop_reason": output.stop_reason,
         "events": [{"type": event.type, "timestamp": event.timestamp} for event in output.events] or None,
-        "kv_transfer_params": output.kv_transfer_params,
-        "trace_headers": output.trace_headers,
+        "kv_transfer_params": _map(output.kv_transfer_params),
+        "trace_headers": _map(output.trace_headers),
         "prefill_stats": prefill and prefill.to_wire(),
         "num_cached_tokens": prefill and prefill.num_cached_tokens,
         "num_external_computed_tokens": prefill and prefill.num_external_cached_tokens,
         "error": output.error and asdict(output.error),
     }
     return {name: value for name, value in everything.items() if value is not None}
+
+
+def _token_ids(token_ids: Sequence[int]) -> list[int]:
+    try:
+        return typed_array("I", token_ids).tolist()
+    except (OverflowError, TypeError) as error:
+        raise ValueError(f"new_token_ids: {error}, where unsigned 32-bit ids are expected") from error
+
+
+def _unsigned(value: int, name: str) -> int:
+    if not 0 <= value <= UINT32_MAX:
+        raise ValueError(f"{name}: {value} is no unsigned 32-bit int")
+    return value
+
+
+def _map(value: Mapping[str, object] | None) -> dict[str, object] | None:
+    return None if value is None else dict(value)
 
 
 class EngineCoreDead(Exception):  # noqa: N818 - it is news from the wire, not a fault of the reader
@@ -227,18 +253,19 @@ def read_envelope(frames: Sequence[bytes], line: Line = NEWEST) -> Envelope:
         WireError: what such a frontend dies of, by place and reason.
 
     """
-    if frames[0] == ENGINE_CORE_DEAD:
+    if not frames:
+        raise WireError("EngineCoreOutputs: a message without frames")
+    if len(frames) == 1 and frames[0] == ENGINE_CORE_DEAD:
         raise EngineCoreDead
     items = array(unpack(frames[0]), "EngineCoreOutputs")
     most = _ENVELOPE_ITEMS if line.has_weight_version else _ENVELOPE_ITEMS - 1
     if not 1 <= len(items) <= most:
         raise wrong("EngineCoreOutputs", items, f"an array of at most {most} for {line.name}")
-    # Missing trailing positions take their defaults.
-    items += [None] * (_ENVELOPE_ITEMS - len(items))
+    items += _ENVELOPE_DEFAULTS[len(items) :]
     index, outputs, stats, timestamp, utility, finished, wave_complete, start_wave, weight_version = items
     rank = integer(index, "engine_index")
-    now = 0.0 if timestamp is None else number(timestamp, "timestamp")
-    read_outputs = [read_output(item, frames[1:], line) for item in array(outputs or [], "outputs")]
+    now = number(timestamp, "timestamp")
+    read_outputs = [read_output(item, frames[1:], line) for item in array(outputs, "outputs")]
     is_step = bool(read_outputs) or stats is not None or finished is not None
     if [is_step, utility is not None, wave_complete is not None, start_wave is not None].count(True) != 1:
         raise WireError("EngineCoreOutputs: exactly one of step outputs, utility reply and wave message is expected")
@@ -259,8 +286,12 @@ def read_envelope(frames: Sequence[bytes], line: Line = NEWEST) -> Envelope:
     )
 
 
-_ENVELOPE_ITEMS: Final = 9
+_ENVELOPE_DEFAULTS: Final[tuple[Any, ...]] = (0, [], None, 0.0, None, None, None, None, None)
+"""What a missing position stands for; only where that is nil may a nil be said."""
+_ENVELOPE_ITEMS: Final = len(_ENVELOPE_DEFAULTS)
 _OUTPUT_ITEMS_LEAST: Final = 2
+_COUNTS: Final = ("num_nans_in_logits", "num_cached_tokens", "num_external_computed_tokens")
+"""Fields of one line or another that are never nil."""
 
 
 def read_output(value: Any, aux_frames: Sequence[bytes], line: Line) -> EngineCoreOutput:
@@ -274,7 +305,8 @@ def read_output(value: Any, aux_frames: Sequence[bytes], line: Line) -> EngineCo
     if not _OUTPUT_ITEMS_LEAST <= len(items) <= len(line.output_fields):
         raise wrong("output", items, f"an array of {_OUTPUT_ITEMS_LEAST} to {len(line.output_fields)} for {line.name}")
     said = dict(zip(line.output_fields, items, strict=False))
-    integer(said.pop("num_nans_in_logits", 0), "num_nans_in_logits")
+    for name in _COUNTS:
+        integer(said.get(name, 0), name)
     present = {name: item for name, item in said.items() if item is not None}
     fields: dict[str, Any] = {
         _ATTRIBUTES.get(name, name): _OUTPUT_READERS[name](item, aux_frames)

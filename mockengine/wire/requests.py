@@ -15,7 +15,7 @@ from typing import Any, Final
 from mockengine.wire.codec import WireError, unpack
 from mockengine.wire.sampling import PoolingParams, SamplingParams, read_pooling_params, read_sampling_params
 from mockengine.wire.tensors import Tensor, read_tensor
-from mockengine.wire.values import array, boolean, integer, mapping, number, shown, string, wrong
+from mockengine.wire.values import array, boolean, integer, mapping, named, number, shown, string, wrong
 
 MAX_REQUEST_ID_BYTES: Final = 65_536
 """An id is repeated in every output, so its length must be bounded; HTTP servers bound the header it may come from."""
@@ -24,6 +24,7 @@ _INT64_MIN = -(2**63)
 _OLD_ITEMS_MOST: Final = 18
 _INSERTED_POSITION: Final = 10
 _SAMPLING_POSITION: Final = 3
+_EMBEDDING_DIMENSIONS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +187,14 @@ def _prompt(value: Any, place: str, _aux: Sequence[bytes]) -> "typed_array[int]"
         raise WireError(f"{place}: holds something that is no token id (an unsigned 32-bit int)") from error
 
 
+def _prompt_embeds(value: Any, place: str, aux_frames: Sequence[bytes]) -> Tensor:
+    tensor = read_tensor(value, aux_frames, place)
+    # Without a width a few bytes could claim a prompt of any length.
+    if len(tensor.shape) != _EMBEDDING_DIMENSIONS or tensor.shape[1] == 0:
+        raise WireError(f"{place}: shape {list(tensor.shape)} where [rows, width] is expected")
+    return tensor
+
+
 def _mm_features(value: Any, place: str, _aux: Sequence[bytes]) -> tuple[MultiModalFeature, ...]:
     return tuple(_mm_feature(item, f"{place}[{index}]") for index, item in enumerate(array(value, place)))
 
@@ -240,10 +249,6 @@ def _headers(value: Any, place: str) -> dict[str, str]:
     }
 
 
-def _named(value: Any, place: str) -> dict[str, object]:
-    return {string(key, f"{place} key"): item for key, item in mapping(value, place).items()}
-
-
 def _priority(value: Any, place: str) -> int:
     return integer(value, place, low=_INT64_MIN)
 
@@ -258,7 +263,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "lora_request": _simple(read_lora_request),
     "cache_salt": _simple(string),
     "data_parallel_rank": _simple(integer),
-    "prompt_embeds": lambda value, place, aux: read_tensor(value, aux, place),
+    "prompt_embeds": _prompt_embeds,
     "prompt_is_token_ids": _simple(_flags),
     "client_index": _simple(integer),
     "current_wave": _simple(integer),
@@ -267,10 +272,10 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "resumable": _simple(boolean),
     "external_req_id": _simple(string),
     "reasoning_ended": _simple(boolean),
-    "reasoning_parser_kwargs": _simple(_named),
+    "reasoning_parser_kwargs": _simple(named),
     "abort_immediately": _simple(boolean),
     "session_id": _simple(string),
-    "kv_hints": _simple(_named),
+    "kv_hints": _simple(named),
 }
 _FIELDS: Final = tuple(_READERS)
 _WIRE_DEFAULTS: Final[Mapping[str, object]] = {

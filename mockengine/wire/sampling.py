@@ -15,6 +15,7 @@ from mockengine.wire.values import (
     integer,
     integers,
     mapping,
+    named,
     number,
     shown,
     string,
@@ -87,10 +88,6 @@ def _logit_bias(value: Any, place: str) -> dict[int, float]:
     }
 
 
-def _named(value: Any, place: str) -> dict[str, object]:
-    return {string(key, f"{place} key"): item for key, item in mapping(value, place).items()}
-
-
 _READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
     "max_tokens": ("max_tokens", integer),
     "min_tokens": ("min_tokens", integer),
@@ -111,13 +108,13 @@ _READERS: Final[Mapping[str, tuple[str, _Reader]]] = {
     "logprobs": ("logprobs", _signed),
     "prompt_logprobs": ("prompt_logprobs", _signed),
     "logprob_token_ids": ("logprob_token_ids", _token_ids),
-    "structured_outputs": ("structured_outputs", _named),
+    "structured_outputs": ("structured_outputs", named),
     "logit_bias": ("logit_bias", _logit_bias),
     "allowed_token_ids": ("allowed_token_ids", _token_ids),
-    "extra_args": ("extra_args", _named),
+    "extra_args": ("extra_args", named),
     "skip_reading_prefix_cache": ("skip_reading_prefix_cache", boolean),
     "thinking_token_budget": ("thinking_token_budget", _signed),
-    "repetition_detection": ("repetition_detection", _named),
+    "repetition_detection": ("repetition_detection", named),
     "trace_decode_token_ids": ("trace_decode_token_ids", _token_ids),
 }
 

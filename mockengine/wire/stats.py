@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from mockengine.wire.codec import WireError
-from mockengine.wire.values import integer, mapping, number
+from mockengine.wire.values import boolean, integer, mapping, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def read_scheduler_stats(value: Any) -> SchedulerStats:
         step_counter=integer(stats.get("step_counter"), "step_counter"),
         current_wave=integer(stats.get("current_wave"), "current_wave"),
         kv_cache_usage=number(stats.get("kv_cache_usage"), "kv_cache_usage"),
-        prefix_cache_stats=PrefixCacheStats(reset=prefix.get("reset") is True, **counts),
+        prefix_cache_stats=PrefixCacheStats(reset=boolean(prefix.get("reset"), "prefix_cache_stats.reset"), **counts),
     )
 
 
@@ -131,8 +131,7 @@ def read_prefill_stats(value: Any) -> PrefillStats:
         WireError: a count is missing, negative or of the wrong type.
 
     """
-    stats = mapping(value, "prefill_stats")
-    stats.setdefault("num_cache_creation_tokens", 0)
+    stats = {"num_cache_creation_tokens": 0} | mapping(value, "prefill_stats")
     return PrefillStats(**{item.name: integer(stats.get(item.name), item.name) for item in fields(PrefillStats)})
 
 

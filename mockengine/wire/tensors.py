@@ -4,15 +4,19 @@
 Knows their form, not their numbers: data stays raw bytes, so that nothing here needs an array library.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Final
 
 from mockengine.wire.codec import RawView, WireError, raw_view
 from mockengine.wire.values import array, integers, string, wrong
 
 _TENSOR_ITEMS = 3
+_DIMENSIONS_MOST: Final = 16
+"""A product of many large dimensions takes for ever to compute; real tensors have five at most."""
+_TYPESTR: Final = re.compile(r"[<|][?biufc]([0-9]{1,2})", re.ASCII)
 _ITEM_BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
@@ -36,8 +40,19 @@ class Tensor:
     shape: tuple[int, ...]
     data: bytes
 
+    @property
+    def is_ndarray(self) -> bool:
+        """Whether it is a numpy array rather than a torch tensor; where one is due the other kills a frontend."""
+        return _TYPESTR.fullmatch(self.dtype) is not None
+
     def to_wire(self) -> list[Any]:
-        """Return the wire form with the data inline, which receivers accept at any size."""
+        """Return the wire form with the data inline, which receivers accept at any size.
+
+        Raises:
+            ValueError: the data does not fill the shape.
+
+        """
+        _check_size(self, "tensor")
         return [self.dtype, list(self.shape), raw_view(self.data)]
 
 
@@ -58,11 +73,18 @@ def read_tensor(value: Any, aux_frames: Sequence[bytes], place: str) -> Tensor:
         raise wrong(place, items, "a tensor [dtype, shape, data]")
     dtype = string(items[0], f"{place}.dtype")
     shape = integers(items[1], f"{place}.shape")
+    if len(shape) > _DIMENSIONS_MOST:
+        raise WireError(f"{place}.shape: {len(shape)} dimensions where at most {_DIMENSIONS_MOST} are allowed")
     tensor = Tensor(dtype, shape, _read_data(items[2], aux_frames, f"{place}.data"))
-    expected_bytes = prod(shape) * _item_bytes(dtype, place)
-    if len(tensor.data) != expected_bytes:
-        raise WireError(f"{place}: {len(tensor.data)} bytes where {dtype} of shape {list(shape)} has {expected_bytes}")
+    _check_size(tensor, place)
     return tensor
+
+
+def _check_size(tensor: Tensor, place: str) -> None:
+    expected_bytes = prod(tensor.shape) * _item_bytes(tensor.dtype, place)
+    if len(tensor.data) != expected_bytes:
+        shape = list(tensor.shape)
+        raise WireError(f"{place}: {len(tensor.data)} bytes where {tensor.dtype} of shape {shape} has {expected_bytes}")
 
 
 def _read_data(value: Any, aux_frames: Sequence[bytes], place: str) -> bytes:
@@ -80,6 +102,7 @@ def _read_data(value: Any, aux_frames: Sequence[bytes], place: str) -> bytes:
 def _item_bytes(dtype: str, place: str) -> int:
     if dtype in _ITEM_BYTES:
         return _ITEM_BYTES[dtype]
-    if len(dtype) > 2 and dtype[0] in "<|" and dtype[2:].isascii() and dtype[2:].isdigit():  # noqa: PLR2004
-        return int(dtype[2:4])
+    typestr = _TYPESTR.fullmatch(dtype)
+    if typestr is not None:
+        return int(typestr[1])
     raise wrong(f"{place}.dtype", dtype, "a torch dtype name or a numpy typestr")

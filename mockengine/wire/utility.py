@@ -2,20 +2,26 @@
 """Utility calls: a frontend's questions and orders to an engine, and their answers (protocol section 6)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from mockengine.wire.codec import pack, unpack
-from mockengine.wire.values import array, integer, string, wrong
+from mockengine.wire.codec import WireError, pack, unpack
+from mockengine.wire.values import array, integer, plain, string, wrong
 
 _CALL_ITEMS = 4
 _REPLY_ITEMS = 3
 _RESULT_ITEMS = 2
 _INT64_MIN = -(2**63)
+MAX_METHOD_CHARACTERS: Final = 256
+"""A failure repeats the method's name; the longest real one has 40 characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class UtilityCall:
-    """`[client_index, call_id, method, args]`; the reply goes to that client under that id (up to u64)."""
+    """`[client_index, call_id, method, args]`; the reply goes to that client under that id (up to u64).
+
+    An id below 0 is no call's: an engine announces things of its own under -1 and -2, and a reply under -1 kills a
+    Python frontend.
+    """
 
     client_index: int
     call_id: int
@@ -40,10 +46,17 @@ def read_utility_call(payload: bytes) -> UtilityCall:
     client_index, call_id, method, args = items
     return UtilityCall(
         client_index=integer(client_index, "client_index"),
-        call_id=integer(call_id, "call_id", low=_INT64_MIN),
-        method=string(method, "method"),
-        args=() if args is None else tuple(array(args, "args")),
+        call_id=integer(call_id, "call_id"),
+        method=_read_method(method),
+        args=() if args is None else tuple(plain(array(args, "args"), "args")),
     )
+
+
+def _read_method(value: Any) -> str:
+    method = string(value, "method")
+    if len(method) > MAX_METHOD_CHARACTERS:
+        raise WireError(f"method: {len(method)} characters where at most {MAX_METHOD_CHARACTERS} are allowed")
+    return method
 
 
 def failure_message(method: str, reason: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from mockengine.wire.codec import WireError
 
 _SHOWN_CHARACTERS = 40
+_PLAIN_DEPTH = 128
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 
@@ -81,6 +82,30 @@ def strings(value: Any, place: str) -> tuple[str, ...]:
 def integers(value: Any, place: str, low: int = 0, high: int = UINT64_MAX) -> tuple[int, ...]:
     """Return `value` as a tuple when it is an array of int within `low`…`high`."""
     return tuple(integer(item, f"{place}[{index}]", low, high) for index, item in enumerate(array(value, place)))
+
+
+def plain(value: Any, place: str) -> Any:
+    """Return `value` when it is made of nil, bools, numbers, strings, bytes, arrays and maps of bounded depth.
+
+    For what travels through unread: it may be shown, hashed into a key or sent back without running into a limit.
+    """
+    return _plain(value, place, _PLAIN_DEPTH)
+
+
+def named(value: Any, place: str) -> dict[str, Any]:
+    """Return `value` when it is a map with str keys and plain values."""
+    return {string(key, f"{place} key"): plain(item, place) for key, item in mapping(value, place).items()}
+
+
+def _plain(value: Any, place: str, depth: int) -> Any:
+    if isinstance(value, (list, dict)):
+        if depth == 0:
+            raise WireError(f"{place}: arrays and maps nested more than {_PLAIN_DEPTH} deep")
+        for item in value if isinstance(value, list) else (*value, *value.values()):
+            _plain(item, place, depth - 1)
+    elif value is not None and not isinstance(value, (bool, int, float, str, bytes)):
+        raise wrong(place, value, "a plain value")
+    return value
 
 
 def _type_name(value: object) -> str:
