@@ -119,7 +119,8 @@ def test_bomb_is_dropped(frontend: FrontendDouble, kind: bytes, payload: bytes) 
 
 
 def test_unknown_methods_with_odd_arguments_are_all_answered(frontend: FrontendDouble) -> None:
-    for call_id, arguments in enumerate([None, [], [[[]]], [{"a": b"\0"}], [float("nan")], list(range(1_000))]):
+    odd_arguments: list[object] = [None, [], [[[]]], [{"a": b"\0"}], [float("nan")], list(range(1_000))]
+    for call_id, arguments in enumerate(odd_arguments):
         frontend.send(write_message(RequestType.UTILITY, [0, 2**63 + call_id, "odd", arguments]))
     wanted = {2**63 + call_id for call_id in range(6)}
     frontend._listen_until(0, lambda: wanted <= set(frontend._utility_replies), "six answers")
