@@ -11,11 +11,14 @@ from typing import Any, Final
 
 from mockengine.engine.dialect import Dialect
 from mockengine.wire.utility import UtilityCall, failure_message, unknown_method
+from mockengine.wire.values import shown
 
 SHUTTING_DOWN: Final = "Server shutting down"
 _DEFAULT_WEIGHT_VERSION: Final = "default"
 _WORLD_SIZE: Final = 1
 _LORA_DISABLED: Final = "LoRA is not enabled. Use --enable-lora to enable LoRA."
+# What a caller sent is said again in part only.
+_ECHOED_CHARACTERS: Final = 256
 _NOT_PAUSED: Final = "release_kv_cache_memory() requires a completed pause first"
 
 
@@ -78,12 +81,13 @@ def _wake_up(control: Control, _args: tuple[Any, ...]) -> bool | None:
 def _pause(_control: Control, args: tuple[Any, ...]) -> None:
     mode = args[0] if args else "abort"
     if mode not in ("abort", "wait", "keep"):
-        raise UtilityError(f"Invalid pause mode: {mode}")
+        raise UtilityError(f"Invalid pause mode: {str(mode)[:_ECHOED_CHARACTERS]}")
 
 
 def _set_weight_version(control: Control, args: tuple[Any, ...]) -> None:
-    if not isinstance(args[0], str):
-        raise UtilityError(f"weight version {args[0]!r} is not a str")
+    # It labels every output, so it must not be long.
+    if not isinstance(args[0], str) or len(args[0]) > _ECHOED_CHARACTERS:
+        raise UtilityError(f"{shown(args[0])} is no weight version (a str of at most {_ECHOED_CHARACTERS} characters)")
     control.weight_version = args[0]
 
 

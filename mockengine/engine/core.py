@@ -36,6 +36,7 @@ from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
 from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall, failure_message
+from mockengine.wire.values import shown
 
 COORDINATOR: Final = -1
 """Destination of what goes to the coordinator rather than to a client."""
@@ -84,7 +85,8 @@ class EngineCore:
             case UtilityCall():
                 return self._answer(message, client, now)
             case StartDpWave(wave, exclude):
-                self.wave.woken(self.rank, wave, exclude)
+                if self._config.has_coordinator:
+                    self.wave.woken(self.rank, wave, exclude)
                 return []
             case Unreadable():
                 return self._unreadable(message, client, now)
@@ -186,7 +188,7 @@ class EngineCore:
 
     def _problem(self, request: EngineCoreRequest) -> RequestError | None:
         if request.pooling_params is not None:
-            return _invalid(f"this engine has no pooling task (asked for {request.pooling_params.task!r})")
+            return _invalid(f"this engine has no pooling task (asked for {shown(request.pooling_params.task)})")
         if request.sampling_params is None:
             return _invalid("neither sampling_params nor pooling_params are set")
         if self._in_flight(request.request_id):

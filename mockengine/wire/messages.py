@@ -13,7 +13,7 @@ from typing import Any, Final
 from mockengine.wire.codec import WireError, has_nil_at, leading_items, pack, unpack
 from mockengine.wire.requests import MAX_REQUEST_ID_BYTES, EngineCoreRequest, read_request
 from mockengine.wire.utility import MAX_METHOD_CHARACTERS, UtilityCall, read_utility_call
-from mockengine.wire.values import UINT64_MAX, array, integer, strings, wrong
+from mockengine.wire.values import UINT64_MAX, WAVE_MAX, array, integer, strings, wrong
 
 _WAVE_ITEMS = 2
 _METHOD_POSITION = 2
@@ -95,7 +95,7 @@ def read_message(frames: Sequence[bytes], client: int) -> Message:
     request_type: RequestType | None = None
     try:
         request_type = _request_type(frames)
-        return _READERS[request_type](frames)
+        return _read_payload(request_type, frames)
     except WireError as error:
         return _unreadable(str(error), request_type, frames, client)
 
@@ -110,9 +110,13 @@ def _request_type(frames: Sequence[bytes]) -> RequestType:
         raise WireError("a message without frames")
     if len(frames[0]) != 1 or frames[0][0] not in list(RequestType):
         raise WireError(f"request type {frames[0][:8].hex() or 'empty'} where one byte of 00 to 03 is expected")
+    return RequestType(frames[0][0])
+
+
+def _read_payload(request_type: RequestType, frames: Sequence[bytes]) -> Message:
     if len(frames) == 1:
         raise WireError("no payload frame")
-    return RequestType(frames[0][0])
+    return _READERS[request_type](frames)
 
 
 def _read_abort(frames: Sequence[bytes]) -> Abort:
@@ -126,7 +130,7 @@ def _read_start_dp_wave(frames: Sequence[bytes]) -> StartDpWave:
     wave, exclude = items
     if exclude is not None and not isinstance(exclude, bytes):
         exclude = integer(exclude, "exclude")
-    return StartDpWave(integer(wave, "wave"), exclude)
+    return StartDpWave(integer(wave, "wave", high=WAVE_MAX), exclude)
 
 
 _READERS: Final[Mapping[RequestType, Callable[[Sequence[bytes]], Message]]] = {

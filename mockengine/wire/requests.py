@@ -10,12 +10,13 @@ from array import array as typed_array
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from mockengine.wire.codec import WireError, unpack
 from mockengine.wire.sampling import PoolingParams, SamplingParams, read_pooling_params, read_sampling_params
 from mockengine.wire.tensors import Tensor, read_tensor
-from mockengine.wire.values import array, boolean, integer, mapping, named, number, shown, string, wrong
+from mockengine.wire.values import WAVE_MAX, array, boolean, integer, mapping, named, number, shown, string, wrong
 
 MAX_REQUEST_ID_BYTES: Final = 65_536
 """An id is repeated in every output, so its length must be bounded; HTTP servers bound the header it may come from."""
@@ -266,7 +267,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "prompt_embeds": _prompt_embeds,
     "prompt_is_token_ids": _simple(_flags),
     "client_index": _simple(integer),
-    "current_wave": _simple(integer),
+    "current_wave": _simple(partial(integer, high=WAVE_MAX)),
     "priority": _simple(_priority),
     "trace_headers": _simple(_headers),
     "resumable": _simple(boolean),

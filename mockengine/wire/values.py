@@ -9,6 +9,8 @@ _SHOWN_CHARACTERS = 40
 _PLAIN_DEPTH = 128
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
+WAVE_MAX = 2**31 - 1
+"""An engine counts on from the highest wave it hears of; what it says then must still fit a frontend's number."""
 
 
 def shown(value: object) -> str:
@@ -73,15 +75,18 @@ def mapping(value: Any, place: str) -> dict[Any, Any]:
 def strings(value: Any, place: str) -> tuple[str, ...]:
     """Return `value` as a tuple when it is an array of str."""
     items = array(value, place)
-    for index, item in enumerate(items):
-        if not isinstance(item, str):
-            raise wrong(f"{place}[{index}]", item, "a str")
-    return tuple(items)
+    if set(map(type, items)) <= {str}:
+        return tuple(items)
+    return tuple(string(item, f"{place}[{index}]") for index, item in enumerate(items))
 
 
 def integers(value: Any, place: str, low: int = 0, high: int = UINT64_MAX) -> tuple[int, ...]:
     """Return `value` as a tuple when it is an array of int within `low`…`high`."""
-    return tuple(integer(item, f"{place}[{index}]", low, high) for index, item in enumerate(array(value, place)))
+    items = array(value, place)
+    # Millions may come at once; one by one they are only looked at to name the culprit.
+    if set(map(type, items)) <= {int} and low <= min(items, default=low) and max(items, default=low) <= high:
+        return tuple(items)
+    return tuple(integer(item, f"{place}[{index}]", low, high) for index, item in enumerate(items))
 
 
 def plain(value: Any, place: str) -> Any:

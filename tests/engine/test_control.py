@@ -92,6 +92,21 @@ def test_weight_version_labels_outputs_once_set() -> None:
     assert envelope.weight_version == "v7"
 
 
+@pytest.mark.parametrize("version", ["v" * 257, 7, None, ["v"]])
+def test_weight_version_is_a_short_text(version: object) -> None:
+    rig = Rig()
+    failure = _call(rig, "set_weight_version", version).failure
+    assert failure is not None
+    assert "is no weight version" in failure
+    assert _call(rig, "get_weight_version").result == "default"
+
+
+def test_what_a_caller_sent_is_echoed_in_part_only() -> None:
+    failure = _call(Rig(), "pause_generation", "x" * 1_000_000).failure
+    assert failure is not None
+    assert len(failure) < 400
+
+
 def test_answer_goes_to_the_client_of_the_call() -> None:
     rig = Rig(replace(CONFIG, clients=2))
     rig.receive(UtilityCall(1, 1, "is_sleeping"), client=0)

@@ -82,6 +82,8 @@ def test_rank_woken_without_work_lets_the_wave_end() -> None:
 
 def test_without_a_coordinator_nothing_is_said_of_waves() -> None:
     rig = Rig(replace(COORDINATED, has_coordinator=False), ranks=2)
+    rig.receive(StartDpWave(3))
+    assert not rig.ranks.engines[0].wave.running
     rig.add(request(), rank=1)
     rig.run()
     assert rig.to_coordinator == []
