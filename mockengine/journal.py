@@ -13,8 +13,11 @@ from mockengine.wire.messages import Unreadable
 class Journal:
     """Writes reports to a log; the keys of each event are those of docs/logs.md."""
 
-    def __init__(self, log: FilteringBoundLogger, *, log_requests: bool, chunk_size: int) -> None:
+    def __init__(
+        self, log: FilteringBoundLogger, *, log_requests: bool, chunk_size: int, vllm_version: str = "auto"
+    ) -> None:
         self._log = log
+        self._vllm_version = vllm_version
         self._log_requests = log_requests
         self._chunk_size = chunk_size
 
@@ -62,11 +65,22 @@ class Journal:
             client=client,
         )
 
+    def release_contradicted(self, seen: str, items: int) -> None:
+        """Log that the frontend is not of the release that was set."""
+        self._log.warning(
+            Event.RELEASE_CONTRADICTED,
+            vllm_version=self._vllm_version,
+            seen=seen,
+            request_items=items,
+            hint="the frontend may fail to decode what it is sent: set vllm_version to its release, or to auto",
+        )
+
     # The life of the process.
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
-        """Log what joining waits for."""
-        self._log.info(
+        """Log what joining waits for, as a warning where something seems to be wrong with it."""
+        log = self._log.info if hint is None else self._log.warning
+        log(
             Event.ENGINE_JOINING,
             address=address,
             ranks=list(ranks),
@@ -100,20 +114,21 @@ class Journal:
             join_s=round(join_s, 3),
         )
 
-    def frontend_starting(self, waited_s: float) -> None:
-        """Log that the frontend waits for something else although every rank here is ready."""
-        self._log.warning(
-            Event.FRONTEND_STARTING,
-            waited_s=round(waited_s, 3),
-            hint="the frontend has not completed its start-up although every rank here is ready; it probably waits for "
-            "more ranks: is its --data-parallel-size larger than data_parallel_size here?",
+    def frontend_starting(self, waited_s: float, open_handshakes: int, unreachable: Sequence[str]) -> None:
+        """Log that the frontend is not up although every rank here is ready."""
+        hint = (
+            "the frontend waits for more ranks: its --data-parallel-size may be larger than data_parallel_size here, "
+            "or other processes' ranks have not joined"
+            if open_handshakes
+            else f"its input sockets cannot be reached (yet): {', '.join(unreachable)}"
         )
+        self._log.warning(Event.FRONTEND_STARTING, waited_s=round(waited_s, 3), hint=hint)
 
-    def frontend_lost(self, requests_dropped: int, served_s: float, hint: str | None) -> None:
+    def frontend_lost(self, reason: str, requests_dropped: int, served_s: float, hint: str | None) -> None:
         """Log that the frontend is gone."""
         self._log.warning(
             Event.FRONTEND_LOST,
-            reason="the connection to the frontend is gone",
+            reason=reason,
             requests_dropped=requests_dropped,
             served_s=round(served_s, 3),
             **_hint(hint),

@@ -5,6 +5,8 @@ import time
 from typing import Final
 from uuid import uuid4
 
+import zmq
+
 from mockengine import logs
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.core import EngineCore
@@ -16,8 +18,9 @@ from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
 from mockengine.transport.loop import Ending, Loop
+from mockengine.transport.presence import Presence
 from mockengine.transport.session import Session
-from mockengine.transport.sockets import Context
+from mockengine.transport.sockets import Context, make_context
 from mockengine.transport.stop import StopSignal
 from mockengine.wire.handshake import Init, ReadyResponse
 from mockengine.wire.lines import line_of_release
@@ -27,6 +30,9 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 # What was said before leaving may take this long to reach a frontend that reads.
 _LINGER_MS: Final = 2_000
+_SHORT_LINGER_MS: Final = 200
+# The last lines of the log may take this long to be read.
+_LOG_FLUSH_S: Final = 1.0
 # What the ready response claims as the engine's release when no setting names one.
 _DEFAULT_VLLM_VERSION: Final = "0.33.0"
 # A frontend that is gone this soon after it was joined has probably refused the engine.
@@ -43,15 +49,20 @@ def run(settings: Settings) -> int:
     """
     logs.configure(settings.log_format, settings.log_level)
     journal = Journal(
-        logs.get_logger(), log_requests=settings.log_requests, chunk_size=settings.output_token_chunk_size
+        logs.get_logger(),
+        log_requests=settings.log_requests,
+        chunk_size=settings.output_token_chunk_size,
+        vllm_version=settings.vllm_version,
     )
     with StopSignal() as stop:
-        return play(settings, stop, journal)
+        exit_code = play(settings, stop, journal)
+    logs.flush(_LOG_FLUSH_S)
+    return exit_code
 
 
 def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
     """Play the engine until `stop` is requested; return the exit code, as `run` does."""
-    context = Context()
+    context = make_context()
     service = _Service(settings, context, stop, journal)
     exit_code, reason = service.run()
     # Blocks until what was said last has left, or its linger time is over.
@@ -74,22 +85,22 @@ class _Service:
     def run(self) -> tuple[int, str]:
         """Serve one frontend after the other; return the exit code and why it is that."""
         while True:
+            session: Session | None = None
             try:
                 session = self._join()
+                if session is None:
+                    return EXIT_OK, "asked to stop"
+                ending = self._serve(session)
             except JoinTimeoutError as timeout:
                 return EXIT_FAILED, str(timeout)
-            if session is None:
-                return EXIT_OK, "asked to stop"
-            try:
-                ending = self._serve(session)
             except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear that its engine is gone
                 self._journal.failed(error)
-                self._leave(session, notice=True)
+                if session is not None:
+                    self._leave(session, notice=True)
                 return EXIT_FAILED, "failed"
-            if ending is Ending.STOPPED or self._stop.requested:
-                self._leave(session, notice=self._settings.leave_notice == "dead")
-                return EXIT_OK, "asked to stop"
-            session.close()
+            if ending is Ending.STOPPED:
+                said_all = self._leave(session, notice=self._settings.leave_notice == "dead")
+                return EXIT_OK, "asked to stop" + ("" if said_all else "; the frontend did not read the last of it")
             if not self._settings.rejoin:
                 return EXIT_FAILED, "the frontend is gone and rejoin is off"
 
@@ -106,6 +117,7 @@ class _Service:
             describe=self._describe,
             ready_extra=extra,
             timeout_s=settings.join_timeout_s,
+            farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
         )
         session = join(self._context, plan, self._stop, self._journal, time.monotonic)
         if session is not None:
@@ -121,27 +133,70 @@ class _Service:
         settings = self._settings
         started = time.monotonic()
         ranks = self._make_ranks(session.init)
+        poller = zmq.Poller()
+        presence = Presence(
+            self._context,
+            session,
+            settings.handshake_address,
+            self._journal,
+            poller,
+            grace_s=settings.rejoin_grace_s,
+            now=started,
+        )
         loop = Loop(
             session,
             ranks,
+            presence,
             self._stop,
+            poller,
             self._journal,
-            grace_s=settings.rejoin_grace_s,
             drain_s=settings.shutdown_timeout_s,
             clock=time.monotonic,
         )
         ending = loop.run()
+        presence.close()
         if ending is Ending.FRONTEND_LOST:
-            served_s = time.monotonic() - started
-            dropped = ranks.drop_everything(time.monotonic())
-            self._journal.frontend_lost(dropped, served_s, self._refusal_hint(session.init, served_s))
+            self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending
 
-    def _leave(self, session: Session, *, notice: bool) -> None:
-        """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients."""
+    def _lose(self, session: Session, ranks: Ranks, presence: Presence, served_s: float) -> None:
+        """Forget a frontend that is gone and its requests, after telling those of its API servers that are left."""
+        in_flight = ranks.num_requests
+        last_words = ranks.abort_everything(time.monotonic())
+        self._journal.frontend_lost(
+            presence.loss or "", in_flight, served_s, self._refusal_hint(session.init, served_s)
+        )
+        if presence.is_replaced:
+            # Behind the same addresses may be the next frontend, which must not hear that its engine is gone.
+            session.close()
+            return
+        connected = session.connected_clients
+        for message in last_words:
+            if message.destination in connected:
+                session.outputs[message.destination].send(message.frames)
+        self._leave(session, notice=self._settings.leave_notice == "dead")
+
+    def _leave(self, session: Session, *, notice: bool) -> bool:
+        """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients.
+
+        Returns:
+            Whether everything has been said, as far as this side can know.
+
+        """
+        connected = session.connected_clients
+        if not connected and session.was_lost:
+            session.close()
+            return True
         if notice:
-            session.announce([ENGINE_CORE_DEAD])
-        session.close(_LINGER_MS if session.is_connected else 0)
+            for client in connected or range(len(session.outputs)):
+                session.outputs[client].send([ENGINE_CORE_DEAD])
+        if not connected:
+            # Nobody is there yet: it may still reach one that is just coming up.
+            session.close(_SHORT_LINGER_MS)
+            return True
+        said_all = session.flush(_LINGER_MS / 1_000)
+        session.close(_LINGER_MS)
+        return said_all
 
     def _make_ranks(self, init: Init) -> Ranks:
         settings = self._settings
@@ -155,6 +210,7 @@ class _Service:
             data_parallel_size=settings.effective_data_parallel_size,
             clients=len(init.inputs),
             has_coordinator=init.has_coordinator,
+            has_waves=init.coordinates_waves,
         )
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))

@@ -13,6 +13,7 @@ class EngineConfig:
     Attributes:
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
+        has_waves: whether it coordinates waves, as for a mixture of experts.
 
     """
 
@@ -25,6 +26,7 @@ class EngineConfig:
     data_parallel_size: int
     clients: int
     has_coordinator: bool
+    has_waves: bool
 
     @property
     def reports_finished_requests(self) -> bool:

@@ -85,7 +85,7 @@ class EngineCore:
             case UtilityCall():
                 return self._answer(message, client, now)
             case StartDpWave(wave, exclude):
-                if self._config.has_coordinator:
+                if self._config.has_waves:
                     self.wave.woken(self.rank, wave, exclude)
                 return []
             case Unreadable():
@@ -98,13 +98,13 @@ class EngineCore:
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
-        for request in self._forget_everything(now):
+        requests = [*self._running.values(), *self._waiting.values()]
+        self._running.clear()
+        self._waiting.clear()
+        for request in requests:
+            self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
         return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
-
-    def drop_everything(self, now: float) -> int:
-        """Forget all requests, since nobody is left to hear of them; return how many there were."""
-        return len(self._forget_everything(now))
 
     # What goes on.
 
@@ -155,7 +155,9 @@ class EngineCore:
     # Requests.
 
     def _add(self, request: EngineCoreRequest, arrived_from: int, now: float) -> list[Outbound]:
-        self._dialect.learn_from_request(request)
+        contradiction = self._dialect.learn_from_request(request)
+        if contradiction is not None:
+            self._observer.release_contradicted(contradiction, request.items)
         if request.client_index >= self._config.clients:
             reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
             return self._refuse(request, arrived_from, _invalid(reason), now)
@@ -182,7 +184,7 @@ class EngineCore:
             return []
         self._waiting[accepted.request_id] = accepted
         outbound: list[Outbound] = []
-        if config.has_coordinator and self.wave.request_arrived(request.current_wave):
+        if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
         return outbound
 
@@ -300,7 +302,13 @@ class EngineCore:
         )
 
     def _load_message(self, client: int, now: float) -> Outbound:
-        return self._encode(client, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=self._load()))
+        step = StepOutputs(
+            engine_index=self.rank,
+            timestamp=now,
+            scheduler_stats=self._load(),
+            weight_version=self._control.weight_version,
+        )
+        return self._encode(client, step)
 
     def _published_load(self, now: float) -> list[Outbound]:
         """Tell the coordinator how many requests run and wait, whenever that has changed."""
@@ -308,7 +316,7 @@ class EngineCore:
         if not self._config.has_coordinator or counts == self._published_counts:
             return []
         self._published_counts = counts
-        load = replace(self._load(), current_wave=self.wave.number)
+        load = replace(self._load(), current_wave=self.wave.number if self._config.has_waves else 0)
         return [self._encode(COORDINATOR, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=load))]
 
     def _load(self) -> SchedulerStats:
@@ -318,14 +326,6 @@ class EngineCore:
         return Outbound(destination, write_envelope(envelope, self._dialect.line))
 
     # Bookkeeping.
-
-    def _forget_everything(self, now: float) -> list[Request]:
-        forgotten = [*self._running.values(), *self._waiting.values()]
-        self._running.clear()
-        self._waiting.clear()
-        for request in forgotten:
-            self._report_finished(request, FinishReason.ABORT, now)
-        return forgotten
 
     def _in_flight(self, request_id: str) -> bool:
         return request_id in self._running or request_id in self._waiting

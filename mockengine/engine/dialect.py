@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which release line a frontend speaks, as far as it has shown."""
 
-from mockengine.wire.lines import NEWEST, Line, in_common, lines_of_add
+from mockengine.wire.lines import ANY, LINES, Line, in_common, lines_of_add
 from mockengine.wire.requests import EngineCoreRequest
 
 
@@ -14,23 +14,38 @@ class Dialect:
     """
 
     def __init__(self, line: Line | None = None) -> None:
-        self._candidates: tuple[Line, ...] = () if line is None else (line,)
-        self._line = NEWEST if line is None else line
+        self._candidates: tuple[Line, ...] = LINES if line is None else (line,)
+        self._line = ANY if line is None else line
+        self._is_compared = False
 
     @property
     def line(self) -> Line:
-        """The line to speak: what all that are possible have in common; the newest while nothing is known."""
+        """The line to speak: what all that are possible have in common."""
         return self._line
 
-    def learn_from_request(self, request: EngineCoreRequest) -> None:
-        """Take a request's layout as the frontend's own, if none is known yet."""
-        if not self._candidates:
-            self._candidates = lines_of_add(request.items, request.sampling_keys, from_python=request.is_from_python)
-            self._line = in_common(self._candidates)
+    def learn_from_request(self, request: EngineCoreRequest) -> str | None:
+        """Take a request's layout as the frontend's own, if none is known yet.
+
+        Returns:
+            The releases whose layout the first request has, when that is not the one a setting names; else None.
+
+        """
+        if self._is_compared:
+            return None
+        self._is_compared = True
+        seen = lines_of_add(request.items, request.sampling_keys, from_python=request.is_from_python)
+        possible = tuple(line for line in self._candidates if line in seen)
+        if possible:
+            self._settle(possible)
+            return None
+        return in_common(seen).name
 
     def learn_from_call(self, method: str) -> None:
-        """Take a call as a sign of the newer line, where the first request left several open."""
-        callers = [line for line in self._candidates if line.own_method == method]
+        """Take a call that only one line makes as a sign of that line, where several are possible."""
+        callers = tuple(line for line in self._candidates if line.own_method == method)
         if callers:
-            self._candidates = (callers[0],)
-            self._line = callers[0]
+            self._settle(callers)
+
+    def _settle(self, candidates: tuple[Line, ...]) -> None:
+        self._candidates = candidates
+        self._line = in_common(candidates)

@@ -43,3 +43,9 @@ class Observer(Protocol):
 
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
         """Hear that a message could not be read; no client means that it came from the coordinator."""
+
+    def release_contradicted(self, seen: str, items: int) -> None:
+        """Hear that the frontend's first request, of `items` items, is not of the release that a setting names.
+
+        `seen` names the lines whose layout it has.
+        """

@@ -50,7 +50,3 @@ class Ranks:
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output."""
         return [message for engine in self.engines for message in engine.abort_everything(now)]
-
-    def drop_everything(self, now: float) -> int:
-        """Forget all requests, since nobody is left to hear of them; return how many there were."""
-        return sum(engine.drop_everything(now) for engine in self.engines)

@@ -24,15 +24,15 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from mockengine.transport.session import Session, StartupWatch
+from mockengine.transport.session import Handshake, Session
 from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
 from mockengine.transport.stop import StopSignal
 from mockengine.wire.codec import WireError
 from mockengine.wire.handshake import EngineStatus, Init, ReadyResponse, engine_identity, read_init
 from mockengine.wire.messages import COORDINATOR_READY
 
-# READY is the last thing said on a handshake socket, so it must leave although the socket is closed.
-_READY_LINGER_MS: Final = 5_000
+# A rank that has joined a frontend must be able to say that it is gone although joining failed as a whole.
+_FAREWELL_LINGER_MS: Final = 300
 _FIRST_REMINDER_S: Final = 5.0
 _REMINDER_S: Final = 30.0
 
@@ -48,6 +48,7 @@ class JoinPlan:
         describe: makes the ready response of a rank.
         ready_extra: keys for READY besides the fixed ones.
         timeout_s: how long to try before giving up; 0 is without limit.
+        farewell: message to every client when joining fails after some ranks have joined, if any.
 
     """
 
@@ -57,6 +58,7 @@ class JoinPlan:
     describe: Callable[[int, Init], ReadyResponse]
     ready_extra: Mapping[str, object]
     timeout_s: float
+    farewell: Sequence[bytes] | None
 
 
 class JoinReporter(Protocol):
@@ -152,13 +154,13 @@ class _Attempt:
             poller.register(part.handshake, zmq.POLLIN)
             poller.register(part.monitor.events, zmq.POLLIN)
         while any(part.state is not _State.JOINED for part in self._ranks):
+            if stop.requested:
+                return None
             now = self._clock()
             if now >= next_reminder:
                 self._remind()
                 next_reminder = now + _REMINDER_S
             readable = dict(poller.poll(max(0, round(1_000 * (self._next_wake(next_reminder) - now)))))
-            if stop.requested:
-                return None
             self._check_timeout()
             for position, part in enumerate(self._ranks):
                 self._advance(position, part, readable, poller)
@@ -169,8 +171,13 @@ class _Attempt:
         for part in self._ranks:
             part.monitor.close()
             part.handshake.close(0)
-        if self._session is not None:
-            self._session.close()
+        if self._session is None:
+            return
+        has_joined = any(part.state is _State.JOINED for part in self._ranks)
+        if has_joined and self._plan.farewell is not None and self._session.connected_clients:
+            # The frontend may believe in that rank and send it requests.
+            self._session.announce(self._plan.farewell)
+        self._session.close(_FAREWELL_LINGER_MS if has_joined else 0)
 
     def _greet(self, rank: int) -> _Rank:
         socket = make_socket(self._context, zmq.DEALER, self._plan.address, engine_identity(rank))
@@ -180,39 +187,50 @@ class _Attempt:
         return _Rank(rank, socket, monitor)
 
     def _advance(self, position: int, part: _Rank, readable: dict[Any, int], poller: zmq.Poller) -> None:
-        if part.handshake in readable and part.state is _State.AWAITS_INIT:
-            self._take_init(position, part, part.handshake.recv())
-            if part.coordinator is not None:
-                poller.register(part.coordinator, zmq.POLLIN)
-        elif (
-            part.state is _State.AWAITS_COORDINATOR
-            and part.coordinator in readable
-            and part.coordinator is not None
-            and part.coordinator.recv() == COORDINATOR_READY
-        ):
-            self._say_ready(part)
+        # What is not due is taken in all the same, or the poller would never sleep again.
+        if part.handshake in readable:
+            frames = part.handshake.recv_multipart()
+            if part.state is _State.AWAITS_INIT:
+                self._take_init(position, part, frames, poller)
+        if part.coordinator is not None and part.coordinator in readable:
+            frames = part.coordinator.recv_multipart()
+            if part.state is _State.AWAITS_COORDINATOR and frames == [COORDINATOR_READY]:
+                self._say_ready(part)
         if part.monitor.events in readable:
             part.monitor.read()
             if part.monitor.was_lost and part.state is not _State.JOINED:
                 raise _InterruptedError(f"the frontend closed the handshake of rank {part.rank}", self._closing_hint())
 
-    def _take_init(self, position: int, part: _Rank, frame: bytes) -> None:
+    def _take_init(self, position: int, part: _Rank, frames: list[bytes], poller: zmq.Poller) -> None:
         try:
-            init = read_init(frame)
-        except WireError as error:
-            # Beginning anew would say HELLO twice to a frontend that is still there.
-            self._reporter.init_unreadable(str(error), part.rank, len(frame))
+            init = read_init(frames[0])
+            session = self._session_of(init)
+            part.coordinator = session.add_rank(position, part.rank, self._plan.describe(part.rank, init).to_wire())
+        except (WireError, zmq.ZMQError) as error:
+            self._refuse_init(part.rank, frames[0], error)
             return
-        if self._session is None:
-            self._session = Session(self._context, init)
-        elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
-            raise _InterruptedError("two frontends answered at one address, each to some of the ranks")
-        response = self._plan.describe(part.rank, init).to_wire()
-        part.coordinator = self._session.add_rank(position, part.rank, response)
         if part.coordinator is None:
             self._say_ready(part)
         else:
+            poller.register(part.coordinator, zmq.POLLIN)
             part.state = _State.AWAITS_COORDINATOR
+
+    def _session_of(self, init: Init) -> Session:
+        if self._session is None:
+            self._session = Session(self._context, init)
+            self._session.open_outputs()
+        elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
+            raise _InterruptedError("two frontends answered at one address, each to some of the ranks")
+        return self._session
+
+    def _refuse_init(self, rank: int, frame: bytes, error: Exception) -> None:
+        """Go on waiting, since beginning anew would say HELLO twice to a frontend that is still there."""
+        if any(part.state is not _State.AWAITS_INIT for part in self._ranks):
+            raise _InterruptedError(f"INIT for rank {rank} is of no use: {error}") from error
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        self._reporter.init_unreadable(str(error), rank, len(frame))
 
     def _say_ready(self, part: _Rank) -> None:
         session = self._session
@@ -222,13 +240,16 @@ class _Attempt:
         part.state = _State.JOINED
 
     def _hand_over(self) -> Session | None:
-        first, *others = self._ranks
-        for part in others:
-            part.monitor.close()
-            part.handshake.close(_READY_LINGER_MS)
-        if self._session is not None:
-            self._session.startup = StartupWatch(first.handshake, first.monitor, _READY_LINGER_MS)
-        return self._session
+        session = self._session
+        if session is None:
+            return None
+        for part in self._ranks:
+            handshake = Handshake(part.handshake, part.monitor)
+            if part.monitor.was_lost:
+                handshake.close()
+            else:
+                session.handshakes.append(handshake)
+        return session
 
     # Telling what is going on.
 
@@ -246,30 +267,47 @@ class _Attempt:
 
     def _hint(self) -> str | None:
         """Say what may be wrong, as far as the wire lets an engine see it."""
-        if any(part.monitor.met_stranger for part in self._ranks):
-            return "something that does not speak ZMQ answers at this address; is it the frontend's HTTP port?"
-        unanswered = [part.rank for part in self._ranks if part.state is _State.AWAITS_INIT]
-        if self._session is None:
+        for part in self._ranks:
+            part.monitor.read()
+        if self._clock() - self._started < _FIRST_REMINDER_S:
             return None
+        if self._session is None:
+            return self._silence_hint()
+        unanswered = [part.rank for part in self._ranks if part.state is _State.AWAITS_INIT]
         if unanswered:
             return (
-                f"the frontend answered some ranks but not {unanswered}; "
-                "is its --data-parallel-size smaller than data_parallel_size here?"
+                f"the frontend answered some ranks but not {unanswered}; is its --data-parallel-size smaller than "
+                f"data_parallel_size here ({self._plan.data_parallel_size}), or does another engine play these ranks?"
             )
-        if any(part.state is _State.AWAITS_COORDINATOR for part in self._ranks):
+        return (
+            f"it comes when all ranks have subscribed; this process plays {list(self._plan.ranks)} of "
+            f"{self._plan.data_parallel_size}: start the others, or give the frontend as many ranks as there are"
+        )
+
+    def _silence_hint(self) -> str:
+        if any(part.monitor.connected for part in self._ranks):
             return (
-                f"it comes when all ranks have subscribed; this process plays {list(self._plan.ranks)} of "
-                f"{self._plan.data_parallel_size}: start the others, or give the frontend as many ranks as there are"
+                "a frontend listens but does not answer; does it expect other ranks "
+                f"(this process plays {list(self._plan.ranks)}), or does another engine play these?"
             )
-        return None
+        if any(part.monitor.was_reached and not part.monitor.was_connected for part in self._ranks):
+            return (
+                "something listens there but does not speak ZMQ; is this the HTTP port? "
+                "The frontend's --data-parallel-rpc-port is meant (29550 by default)"
+            )
+        return (
+            "a frontend listens there only until all its ranks have joined: start one with "
+            "--data-parallel-size-local 0; one that another engine has joined or left must be restarted"
+        )
 
     def _closing_hint(self) -> str:
         expected = self._session.init.expected_data_parallel_size if self._session is not None else None
         if expected is not None and expected != self._plan.data_parallel_size:
             return f"the frontend counts on {expected} ranks, this engine on {self._plan.data_parallel_size}"
         return (
-            "it may have been stopped, or it may have refused a rank that it does not expect (its own log then says "
-            f"'unexpected data parallel rank'); this process plays ranks {list(self._plan.ranks)}"
+            f"it was stopped, or it refused a rank (this process plays {list(self._plan.ranks)}): its "
+            "--data-parallel-size is smaller, or another engine plays that rank; its own log then says "
+            "'unexpected data parallel rank' or 'duplicate', and it must be restarted"
         )
 
     # Deadlines.

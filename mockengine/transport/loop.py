@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop: drain what arrived, step what is due, send, sleep until the next deadline or arrival.
 
-One thread runs every rank of the process. What arrives is drained in bounded portions, so that a flood of requests
-cannot keep running ones from stepping. While nothing is due the loop sleeps without waking up.
+One thread runs every rank of the process. What arrives is drained for a bounded time per turn, and sockets take turns,
+so that a flood of requests keeps neither running requests from stepping nor other clients from being heard. While
+nothing is due the loop sleeps without waking up.
 """
 
 from collections.abc import Callable
@@ -14,13 +15,16 @@ import zmq
 
 from mockengine.engine.core import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
+from mockengine.transport.outbox import Outbox
+from mockengine.transport.presence import Presence
 from mockengine.transport.session import Input, Session
 from mockengine.transport.stop import StopSignal
 from mockengine.wire.messages import COORDINATOR_READY, read_message
 
-_MESSAGES_PER_TURN: Final = 256
-# A frontend completes its start-up some milliseconds after the last rank's READY.
-_STARTUP_REMINDER_S: Final = 10.0
+# Longest time that arrivals may keep running requests waiting, but for the one message that exceeds it.
+_DRAIN_S: Final = 0.005
+# Longest time that leaving spends on what arrived before it.
+_LAST_DRAIN_S: Final = 1.0
 
 
 class Ending(Enum):
@@ -31,10 +35,7 @@ class Ending(Enum):
 
 
 class LoopReporter(Protocol):
-    """Hears of what the loop sees of the frontend and of its end."""
-
-    def frontend_starting(self, waited_s: float) -> None:
-        """Hear that the frontend has not completed its start-up although every rank here is ready."""
+    """Hears how the loop ends."""
 
     def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
@@ -47,10 +48,11 @@ class Loop:
         self,
         session: Session,
         ranks: Ranks,
+        presence: Presence,
         stop: StopSignal,
+        poller: zmq.Poller,
         reporter: LoopReporter,
         *,
-        grace_s: float,
         drain_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -59,34 +61,31 @@ class Loop:
         Args:
             session: the frontend's sockets.
             ranks: in the order in which the session knows them.
+            presence: tells when the frontend is gone.
             stop: the wish to stop.
-            reporter: hears of it.
-            grace_s: how long a lost connection may take to come back.
+            poller: what the loop sleeps in; `presence` has its sockets there already.
+            reporter: hears of the end.
             drain_s: how long requests may go on after a signal; 0 aborts them at once.
             clock: monotonic, in seconds.
 
         """
-        self._session = session
         self._ranks = ranks
+        self._presence = presence
         self._stop = stop
+        self._poller = poller
         self._reporter = reporter
-        self._grace_s = grace_s
         self._drain_s = drain_s
         self._clock = clock
-        self._started = clock()
-        self._startup_reminder = self._started + _STARTUP_REMINDER_S
-        self._lost_since: float | None = None
-        self._leave_by: float | None = None
+        self._inputs = session.inputs
+        self._next_input = 0
+        self._outboxes: dict[int, Outbox] = dict(enumerate(session.outputs))
+        if session.coordinator is not None:
+            self._outboxes[COORDINATOR] = session.coordinator
         self._blocked: set[int] = set()
-        self._poller = zmq.Poller()
-        self._inputs: dict[Any, Input] = {entry.socket: entry for entry in session.inputs}
-        for socket in self._inputs:
-            self._poller.register(socket, zmq.POLLIN)
-        for monitor in session.monitors:
-            self._poller.register(monitor.events, zmq.POLLIN)
-        if session.startup is not None:
-            self._poller.register(session.startup.monitor.events, zmq.POLLIN)
-        self._poller.register(stop.fileno(), zmq.POLLIN)
+        self._leave_by: float | None = None
+        for entry in self._inputs:
+            poller.register(entry.socket, zmq.POLLIN)
+        poller.register(stop.fileno(), zmq.POLLIN)
 
     def run(self) -> Ending:
         """Serve until a signal has been obeyed or the frontend is gone."""
@@ -94,90 +93,78 @@ class Loop:
             now = self._clock()
             if self._stop.requested and self._leave_by is None:
                 self._begin_leaving(now)
-            if self._has_left(now):
+            if self._leave_by is not None and (now >= self._leave_by or not self._ranks.num_requests):
+                self._finish_leaving()
                 return Ending.STOPPED
-            if self._lost_since is not None and now >= self._lost_since + self._grace_s:
+            readable = dict(self._poller.poll(self._patience_ms(now)))
+            self._presence.look(readable, self._clock())
+            if self._presence.loss is not None:
                 return Ending.FRONTEND_LOST
-            self._take_in(dict(self._poller.poll(self._patience_ms(now))))
-            now = self._clock()
-            if self._session.startup is not None and now >= self._startup_reminder:
-                self._reporter.frontend_starting(now - self._started)
-                self._startup_reminder = now + _STARTUP_REMINDER_S
-            deadline = self._ranks.next_deadline(now, self._blocked)
-            if deadline is not None and deadline <= now:
-                self._send(self._ranks.step(now, self._blocked))
+            self._take_in(readable)
+            self._step_if_due()
 
     # In.
 
     def _take_in(self, readable: dict[Any, int]) -> None:
         if self._stop.fileno() in readable:
             self._stop.clear_wakeup()
-        for socket, entry in self._inputs.items():
-            if socket in readable:
-                self._drain(entry)
-        if any(monitor.events in readable for monitor in self._session.monitors):
-            self._look_for_frontend()
-        startup = self._session.startup
-        if startup is not None and startup.monitor.events in readable:
-            startup.monitor.read()
-            if startup.monitor.was_lost:
-                self._poller.unregister(startup.monitor.events)
-                self._session.end_startup()
         if self._blocked:
             self._flush()
+        end = self._clock() + _DRAIN_S
+        for _ in self._inputs:
+            entry = self._inputs[self._next_input]
+            self._next_input = (self._next_input + 1) % len(self._inputs)
+            if entry.socket in readable and not self._drain(entry, end):
+                return
 
-    def _drain(self, entry: Input) -> None:
+    def _drain(self, entry: Input, end: float) -> bool:
+        """Take in what arrived on one socket, at least one message; tell whether that was all before `end`."""
         engine = self._ranks.engines[entry.rank]
         client = COORDINATOR if entry.client is None else entry.client
-        for _ in range(_MESSAGES_PER_TURN):
+        while True:
             try:
                 frames = entry.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return
-            if entry.client is None and frames == [COORDINATOR_READY]:
-                continue
-            self._send(engine.receive(read_message(frames, client), client, self._clock()))
-
-    def _look_for_frontend(self) -> None:
-        if self._session.is_connected:
-            self._lost_since = None
-        elif self._lost_since is None and any(
-            monitor.was_lost and not monitor.connected for monitor in self._session.monitors
-        ):
-            self._lost_since = self._clock()
+                return True
+            now = self._clock()
+            if entry.client is not None or frames != [COORDINATOR_READY]:
+                self._send(engine.receive(read_message(frames, client), client, now))
+            if now >= end:
+                return False
 
     # Out.
 
+    def _step_if_due(self) -> None:
+        now = self._clock()
+        deadline = self._ranks.next_deadline(now, self._blocked)
+        if deadline is not None and deadline <= now:
+            self._send(self._ranks.step(now, self._blocked))
+
     def _send(self, outbound: list[Outbound]) -> None:
         for message in outbound:
-            if message.destination == COORDINATOR:
-                if self._session.coordinator is not None:
-                    self._session.coordinator.send(message.frames)
-                continue
-            outbox = self._session.outputs[message.destination]
+            outbox = self._outboxes[message.destination]
             outbox.send(message.frames)
             if outbox.is_blocked and message.destination not in self._blocked:
                 self._blocked.add(message.destination)
                 self._poller.register(outbox.socket, zmq.POLLOUT)
 
     def _flush(self) -> None:
-        for client in list(self._blocked):
-            outbox = self._session.outputs[client]
+        for destination in list(self._blocked):
+            outbox = self._outboxes[destination]
             outbox.flush()
             if not outbox.is_blocked:
-                self._blocked.remove(client)
+                self._blocked.remove(destination)
                 self._poller.unregister(outbox.socket)
 
     # Time.
 
     def _patience_ms(self, now: float) -> int | None:
         """Return how long to sleep at most; None is until something arrives."""
-        moments = [
+        moments = (
             self._ranks.next_deadline(now, self._blocked),
-            None if self._lost_since is None else self._lost_since + self._grace_s,
+            self._presence.next_deadline(),
             self._leave_by,
-            None if self._session.startup is None else self._startup_reminder,
-        ]
+        )
         due = [moment for moment in moments if moment is not None]
         return max(0, ceil(1_000 * (min(due) - now))) if due else None
 
@@ -188,13 +175,15 @@ class Loop:
         self._reporter.leaving(self._stop.signal_name or "", self._ranks.num_requests, self._drain_s)
         self._ranks.begin_shutdown()
 
-    def _has_left(self, now: float) -> bool:
-        """Once time is up or nothing runs any more, end the rest; tell whether leaving is done."""
-        if self._leave_by is None or (now < self._leave_by and self._ranks.num_requests):
-            return False
-        # What has arrived meanwhile is answered too, so that no client waits for an engine that is gone.
-        self._take_in(dict(self._poller.poll(0)))
+    def _finish_leaving(self) -> None:
+        """Answer what has arrived meanwhile, so that no client waits for an engine that is gone; then end the rest."""
+        end = self._clock() + _LAST_DRAIN_S
+        while self._clock() < end:
+            readable = dict(self._poller.poll(0))
+            if not any(entry.socket in readable for entry in self._inputs):
+                break
+            self._take_in(readable)
+        now = self._clock()
         self._send(self._ranks.abort_everything(now))
         while self._ranks.next_deadline(now, self._blocked) is not None:
             self._send(self._ranks.step(now, self._blocked))
-        return True

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sockets that tie the ranks of this process to one frontend."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import zmq
 
@@ -29,28 +31,21 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class StartupWatch:
-    """The first rank's handshake socket after READY.
+class Handshake:
+    """One rank's handshake socket, on which it has said all that it had to say.
 
-    A frontend closes its end when its start-up is complete, that is when it has heard READY from every rank it counts
-    on. Until then it serves nobody. The socket must be closed at once when that happens: it would connect again, and
-    take the rank's place in the handshake of the next frontend.
-
-    Attributes:
-        socket: on which nothing more is said.
-        monitor: tells when the frontend has closed its end.
-        linger_ms: how long READY may take to leave, should the watch end before.
-
+    A frontend closes its end when it has heard READY from every rank it counts on. The socket must then be closed at
+    once and without lingering: it would connect again, and say to the next frontend, in the name of the rank, what was
+    meant for this one.
     """
 
     socket: Socket
     monitor: PeerMonitor
-    linger_ms: int
 
     def close(self) -> None:
-        """Stop watching."""
+        """Close it; what has not been sent is dropped."""
         self.monitor.close()
-        self.socket.close(self.linger_ms)
+        self.socket.close(0)
 
 
 class Session:
@@ -65,18 +60,32 @@ class Session:
         outputs: by client index.
         coordinator: towards the coordinator, or None.
         monitors: of the first rank's inputs, by client index.
-        startup: as long as the frontend may still be starting.
+        handshakes: of each rank, until the frontend has closed its end.
 
     """
 
     def __init__(self, context: Context, init: Init) -> None:
         self.init = init
         self.inputs: list[Input] = []
+        self.outputs: list[Outbox] = []
+        self.coordinator: Outbox | None = None
         self.monitors: list[PeerMonitor] = []
-        self.startup: StartupWatch | None = None
+        self.handshakes: list[Handshake] = []
         self._context = context
-        self.outputs = [self._outbox(address) for address in init.outputs]
-        self.coordinator = self._outbox(init.coordinator_output) if init.coordinator_output is not None else None
+
+    def open_outputs(self) -> None:
+        """Connect the sockets that all ranks share.
+
+        Raises:
+            zmq.ZMQError: an address that cannot be connected to.
+
+        """
+        for address in self.init.outputs:
+            self.outputs.append(self._outbox(address))
+            self.outputs[-1].socket.connect(address)
+        if self.init.coordinator_output is not None:
+            self.coordinator = self._outbox(self.init.coordinator_output)
+            self.coordinator.socket.connect(self.init.coordinator_output)
 
     def add_rank(self, position: int, rank: int, ready_response: bytes) -> Socket | None:
         """Connect one rank and introduce it to every client, before anything else is said on its sockets.
@@ -89,21 +98,24 @@ class Session:
         Returns:
             The socket on which the coordinator will give the go-ahead, subscribed, or None without a coordinator.
 
+        Raises:
+            zmq.ZMQError: an address that cannot be connected to.
+
         """
         identity = engine_identity(rank)
         for client, address in enumerate(self.init.inputs):
             socket = make_socket(self._context, zmq.DEALER, address, identity)
+            self.inputs.append(Input(position, client, socket))
             if position == 0:
                 self.monitors.append(PeerMonitor(socket))
             socket.connect(address)
             socket.send(ready_response)
-            self.inputs.append(Input(position, client, socket))
         if self.init.coordinator_input is None:
             return None
         socket = make_socket(self._context, zmq.XSUB, self.init.coordinator_input, identity)
+        self.inputs.append(Input(position, None, socket))
         socket.connect(self.init.coordinator_input)
         socket.send(COORDINATOR_SUBSCRIBE)
-        self.inputs.append(Input(position, None, socket))
         return socket
 
     @property
@@ -114,20 +126,50 @@ class Session:
             yield self.coordinator
 
     @property
-    def is_connected(self) -> bool:
-        """Whether the frontend is there, as far as has been noticed."""
+    def connected_clients(self) -> list[int]:
+        """Clients that are there, as far as has been noticed."""
         for monitor in self.monitors:
             monitor.read()
-        return all(monitor.connected for monitor in self.monitors)
+        return [client for client, monitor in enumerate(self.monitors) if monitor.connected]
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether every client is there, as far as has been noticed."""
+        return len(self.connected_clients) == len(self.init.inputs)
+
+    @property
+    def was_lost(self) -> bool:
+        """Whether a client that was there has gone, for a while or for good."""
+        return any(monitor.was_lost for monitor in self.monitors)
 
     def announce(self, frames: Sequence[bytes]) -> None:
         """Send one message to every client."""
         for outbox in self.outputs:
             outbox.send(frames)
 
+    def flush(self, most_s: float) -> bool:
+        """Send what waits for peers that do not read, as far as they do within `most_s`; tell whether all has left."""
+        end = time.monotonic() + most_s
+        poller = zmq.Poller()
+        blocked = [outbox for outbox in self.outboxes if outbox.is_blocked]
+        for outbox in blocked:
+            poller.register(outbox.socket, zmq.POLLOUT)
+        while blocked:
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            poller.poll(ceil(1_000 * left_s))
+            for outbox in list(blocked):
+                outbox.flush()
+                if not outbox.is_blocked:
+                    blocked.remove(outbox)
+                    poller.unregister(outbox.socket)
+        return True
+
     def close(self, linger_ms: int = 0) -> None:
-        """Close everything; what was sent may still leave for up to `linger_ms`."""
-        self.end_startup()
+        """Close everything; what was sent may still leave for up to `linger_ms` while the context ends."""
+        for handshake in self.handshakes:
+            handshake.close()
         for monitor in self.monitors:
             monitor.close()
         for entry in self.inputs:
@@ -135,13 +177,5 @@ class Session:
         for outbox in self.outboxes:
             outbox.close(linger_ms)
 
-    def end_startup(self) -> None:
-        """Stop watching the frontend's start-up."""
-        if self.startup is not None:
-            self.startup.close()
-            self.startup = None
-
     def _outbox(self, address: str) -> Outbox:
-        socket = make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK)
-        socket.connect(address)
-        return Outbox(socket)
+        return Outbox(make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How each kind of socket is made (protocol section 1.1), and how the loss of its peer is seen."""
 
+import resource
 from typing import Any, Final
 
 import zmq
@@ -13,6 +14,8 @@ _UNLIMITED: Final = 0
 # What libzmq may hold for a frontend that does not read; beyond it the outbox holds back and the client's requests
 # stop stepping.
 OUTPUT_HIGH_WATER_MARK: Final = 1_000
+# libzmq allows 1023 by default; 64 ranks with as many API servers need 4096 inputs.
+MAX_SOCKETS: Final = 65_535
 # A frontend whose machine vanished sends no FIN; the kernel finds out within half a minute or so.
 _KEEPALIVE_IDLE_S: Final = 15
 _KEEPALIVE_INTERVAL_S: Final = 5
@@ -20,9 +23,18 @@ _KEEPALIVE_PROBES: Final = 3
 
 _UP = frozenset({zmq.Event.HANDSHAKE_SUCCEEDED})
 _DOWN = frozenset({zmq.Event.DISCONNECTED})
-_STRANGER = frozenset(
-    {zmq.Event.HANDSHAKE_FAILED_NO_DETAIL, zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.Event.HANDSHAKE_FAILED_AUTH}
-)
+# TCP or the file of a Unix socket; whether the other side speaks ZMQ is not known yet.
+_REACHED = frozenset({zmq.Event.CONNECTED})
+
+
+def make_context() -> Context:
+    """Make the context of the process, with room for as many sockets as ranks and clients can need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # A socket costs up to three descriptors.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 3 * MAX_SOCKETS)), hard))
+    context = Context()
+    context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+    return context
 
 
 def make_socket(
@@ -59,16 +71,18 @@ class PeerMonitor:
         events: the socket to poll for news; then call `read`.
         connected: whether the connection stands now.
         was_lost: whether a standing connection has ever broken.
-        met_stranger: whether something that does not speak ZMQ answered at the address.
+        was_reached: whether something has ever accepted a connection, be it a ZMQ socket or not.
+        was_connected: whether that has ever been a ZMQ socket.
 
     """
 
     def __init__(self, socket: Socket) -> None:
-        wanted = _UP | _DOWN | _STRANGER
+        wanted = _UP | _DOWN | _REACHED
         self.events: zmq.Socket[Any] = socket.get_monitor_socket(sum(wanted))
         self.connected = False
         self.was_lost = False
-        self.met_stranger = False
+        self.was_reached = False
+        self.was_connected = False
         self._socket = socket
 
     def read(self) -> None:
@@ -76,12 +90,12 @@ class PeerMonitor:
         while self.events.poll(0):
             event = parse_monitor_message(self.events.recv_multipart())["event"]
             if event in _UP:
-                self.connected = True
+                self.connected = self.was_connected = True
             elif event in _DOWN:
                 self.was_lost = self.was_lost or self.connected
                 self.connected = False
-            elif event in _STRANGER:
-                self.met_stranger = True
+            else:
+                self.was_reached = True
 
     def close(self) -> None:
         """Stop watching."""

@@ -78,6 +78,15 @@ class Init:
         return self.coordinator_input is not None
 
     @property
+    def coordinates_waves(self) -> bool:
+        """Whether the coordinator runs waves, as for a mixture of experts.
+
+        A Python frontend then sends a configuration; a Rust frontend runs a coordinator for nothing else, and is
+        known by having no statistics to publish.
+        """
+        return self.has_coordinator and (bool(self.parallel_config) or self.frontend_stats_publish_address is None)
+
+    @property
     def expected_data_parallel_size(self) -> int | None:
         """How many ranks the frontend counts on, where it says so."""
         size = self.parallel_config.get("data_parallel_size")

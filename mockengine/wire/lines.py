@@ -46,8 +46,7 @@ _OUTPUT_0_26 = (
 )
 _OUTPUT_0_28 = (*_OUTPUT_0_26, "mm_cache_miss_hashes", "new_sampling_mask")
 _OUTPUT_0_29 = (*_OUTPUT_0_28, "spec_decode_metrics")
-_OUTPUT_0_31 = (*_OUTPUT_0_29, "prompt_token_id_logprobs")
-_OUTPUT_0_33 = (*_OUTPUT_0_31, "error")
+_OUTPUT_0_33 = (*_OUTPUT_0_29, "prompt_token_id_logprobs", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,9 @@ LINES: Final = (
     Line("0.26", 20, _OUTPUT_0_26),
     Line("0.28", 21, _OUTPUT_0_28),
     Line("0.29", 21, _OUTPUT_0_29, rust_sampling_key="routed_experts_prompt_start"),
-    Line("0.31", 22, _OUTPUT_0_31),
-    Line("0.32", 22, _OUTPUT_0_31, has_weight_version=True, wake_up_returns_bool=True),
+    # Rust 0.31 and 0.32 accept the item more that 0.33 has; the envelope's ninth item kills 0.31.
+    Line("0.31", 22, _OUTPUT_0_33, wake_up_returns_bool=True),
+    Line("0.32", 22, _OUTPUT_0_33, has_weight_version=True, wake_up_returns_bool=True),
     Line(
         "0.33",
         22,
@@ -94,7 +94,7 @@ LINES: Final = (
         own_method="pause_generation",
     ),
 )
-"""Every line, oldest first. The last is also spoken before a frontend has shown its own."""
+"""Every line, oldest first."""
 
 OLDEST: Final = LINES[0]
 NEWEST: Final = LINES[-1]
@@ -159,3 +159,7 @@ def in_common(lines: tuple[Line, ...]) -> Line:
 def _release_key(release: str) -> tuple[int, int]:
     major, minor = release.split(".")[:2]
     return int(major), int(minor)
+
+
+ANY: Final = in_common(LINES)
+"""What every line understands; spoken before a frontend has shown its own."""

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from mockengine.wire.codec import WireError, has_nil_at, leading_items, pack, unpack
-from mockengine.wire.requests import MAX_REQUEST_ID_BYTES, EngineCoreRequest, read_request
+from mockengine.wire.requests import EngineCoreRequest, read_request
 from mockengine.wire.utility import MAX_METHOD_CHARACTERS, UtilityCall, read_utility_call
 from mockengine.wire.values import UINT64_MAX, WAVE_MAX, array, integer, strings, wrong
 
@@ -19,6 +19,8 @@ _WAVE_ITEMS = 2
 _METHOD_POSITION = 2
 _SAMPLING_POSITION = 3
 _POOLING_POSITION = 4
+# An id that is too long to be served can still be said once, so that its client does not wait for ever.
+MAX_ANSWERED_ID_BYTES: Final = 2**20
 COORDINATOR_READY: Final = b"READY"
 COORDINATOR_SUBSCRIBE: Final = b"\x01"
 
@@ -69,7 +71,7 @@ class Unreadable:
         reason: what is wrong, where.
         request_type: name of its type, or the type byte as hex.
         frame_bytes: size of each frame.
-        request_id: id of the request it would have added, when that much could be read.
+        request_id: id of the request it would have added, when that much could be read and it is not huge.
         call: the utility call it would have made (arguments empty), when its id could be read.
         is_pooling: whether the request would have been one for pooling, as far as can be told; its final output then
             needs a tensor.
@@ -147,7 +149,7 @@ def _unreadable(reason: str, request_type: RequestType | None, frames: Sequence[
     is_pooling = False
     if request_type is RequestType.ADD and len(frames) > 1:
         head = leading_items(frames[1], 1)
-        if head and isinstance(head[0], str) and len(head[0].encode()) <= MAX_REQUEST_ID_BYTES:
+        if head and isinstance(head[0], str) and len(head[0].encode()) <= MAX_ANSWERED_ID_BYTES:
             request_id = head[0]
             has_sampling_params = has_nil_at(frames[1], _SAMPLING_POSITION) is not True
             is_pooling = not has_sampling_params and has_nil_at(frames[1], _POOLING_POSITION) is not True

@@ -19,7 +19,7 @@ from mockengine.wire.tensors import Tensor, read_tensor
 from mockengine.wire.values import WAVE_MAX, array, boolean, integer, mapping, named, number, shown, string, wrong
 
 MAX_REQUEST_ID_BYTES: Final = 65_536
-"""An id is repeated in every output, so its length must be bounded; HTTP servers bound the header it may come from."""
+"""An id is repeated in every output, so its length must be bounded; clients can choose it."""
 
 _INT64_MIN = -(2**63)
 _OLD_ITEMS_MOST: Final = 18

@@ -121,12 +121,3 @@ def test_leaving_engine_takes_no_new_work_but_lets_running_requests_go_on() -> N
     assert answer == [UtilityReply(0, rig.now, 3, None, "Server shutting down")]
     rig.run()
     assert rig.finish_reason("a") is FinishReason.LENGTH
-
-
-def test_lost_frontend_leaves_nothing_behind() -> None:
-    rig = Rig()
-    rig.add(request("a"), request("b"))
-    rig.step()
-    assert rig.ranks.drop_everything(rig.now) == 2
-    assert rig.ranks.num_requests == 0
-    assert [reason for _, reason, _ in rig.watcher.finished] == ["abort", "abort"]

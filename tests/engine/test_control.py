@@ -78,7 +78,7 @@ def test_call_fails_with_the_words_of_vllm(method: str, args: tuple[Any, ...], f
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
 def test_wake_up_answers_in_the_shape_of_the_line(line: Any) -> None:
-    expected = True if line.name in ("0.32", "0.33") else None
+    expected = True if line.name in ("0.31", "0.32", "0.33") else None
     assert _call(Rig(line=line), "wake_up", None).result is expected
 
 
@@ -114,9 +114,11 @@ def test_answer_goes_to_the_client_of_the_call() -> None:
     assert [destination for destination, _ in rig.heard] == [1, 0]
 
 
-def test_newest_line_is_spoken_until_a_frontend_has_shown_its_own() -> None:
-    rig = Rig()
-    assert rig.dialect.line is NEWEST
+def test_until_a_frontend_has_shown_its_line_nothing_is_said_that_some_line_does_not_understand() -> None:
+    spoken = Rig().dialect.line
+    for line in LINES:
+        assert line.output_fields[: len(spoken.output_fields)] == spoken.output_fields
+    assert not spoken.has_weight_version
 
 
 @pytest.mark.parametrize(
@@ -142,17 +144,30 @@ def test_line_is_told_from_the_first_request(items: int, keys: set[str], spoken:
     assert rig.dialect.line.name == spoken
 
 
-def test_call_that_only_one_line_makes_settles_what_requests_leave_open() -> None:
+@pytest.mark.parametrize("first", ["request", "call"])
+def test_call_that_only_one_line_makes_settles_what_requests_leave_open(first: str) -> None:
     rig = Rig()
-    rig.add(request(sampling_keys=frozenset({"max_tokens"})))
-    assert not rig.dialect.line.has_weight_version
+    if first == "request":
+        rig.add(request(sampling_keys=frozenset({"max_tokens"})))
+        assert not rig.dialect.line.has_weight_version
     _call(rig, "pause_generation", "keep", False)  # noqa: FBT003 - as on the wire
+    assert rig.dialect.line is NEWEST
+    rig.add(request("other", sampling_keys=frozenset({"max_tokens"})))
     assert rig.dialect.line is NEWEST
 
 
-def test_setting_outweighs_what_a_frontend_shows() -> None:
+def test_setting_outweighs_what_a_frontend_shows_and_the_contradiction_is_reported_once() -> None:
     line = line_of_release("0.27.1")
     rig = Rig(line=line)
-    rig.add(request(items=22))
+    rig.add(request("a", items=22), request("b", items=22))
     _call(rig, "pause_generation")
     assert rig.dialect.line is line
+    assert rig.watcher.contradicted == [("0.33", 22)]
+
+
+@pytest.mark.parametrize(("release", "items"), [("0.33.0", 22), ("0.31.0", 22), ("0.27.1", 20), ("0.24.0", 20)])
+def test_setting_that_fits_what_a_frontend_shows_is_not_reported(release: str, items: int) -> None:
+    rig = Rig(line=line_of_release(release))
+    rig.add(request(items=items, sampling_keys=frozenset({"max_tokens"})))
+    assert rig.watcher.contradicted == []
+    assert rig.dialect.line is line_of_release(release)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mockengine.wire.lines import LINES
+from mockengine.wire.lines import LINES, NEWEST, Line
 from mockengine.wire.messages import Add, StartDpWave, Unreadable
 from mockengine.wire.outputs import Envelope, FinishReason, RequestError, StepOutputs, UtilityReply
 from mockengine.wire.requests import EngineCoreRequest
@@ -75,19 +75,28 @@ def test_id_can_be_used_again_once_its_request_has_ended() -> None:
     assert len(rig.tokens("r1")) == 8
 
 
-@pytest.mark.parametrize("line", LINES[:-1], ids=lambda line: line.name)
+@pytest.mark.parametrize(
+    "line", [line for line in LINES if "error" not in line.output_fields], ids=lambda line: line.name
+)
 def test_line_that_knows_no_error_details_gets_a_plain_error(line: object) -> None:
     rig = Rig(line=line)  # type: ignore[arg-type]  # pytest types parameters as object
     assert _only_error(rig.receive(Add(request(prompt=())))) is None
 
 
 def test_unreadable_request_whose_id_is_known_ends_with_an_error() -> None:
-    rig = Rig(replace(CONFIG, clients=2))
+    rig = Rig(replace(CONFIG, clients=2), line=NEWEST)
     message = Unreadable("max_tokens: str", "ADD", (1, 20), request_id="r9")
     error = _only_error(rig.receive(message, client=1))
     assert error == RequestError("unreadable_request", "the engine could not read the request: max_tokens: str")
     assert rig.heard[0][0] == 1
     assert rig.watcher.dropped == [message]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_unreadable_first_request_is_answered_in_a_way_that_every_line_survives(line: Line) -> None:
+    rig = Rig()
+    rig.speaks = line
+    assert _only_error(rig.receive(Unreadable("broken", "ADD", (1, 2), request_id="r9"))) is None
 
 
 def test_unreadable_request_does_not_end_the_one_in_flight_under_its_id() -> None:
@@ -112,7 +121,7 @@ def test_message_of_which_nothing_can_be_read_is_dropped() -> None:
 
 
 def test_coordinator_can_only_start_waves() -> None:
-    rig = Rig(replace(CONFIG, has_coordinator=True))
+    rig = Rig(replace(CONFIG, has_coordinator=True, has_waves=True))
     assert rig.receive(Add(request()), client=-1) == []
     assert rig.ranks.num_requests == 0
     assert rig.watcher.dropped[0].reason == "only START_DP_WAVE comes from a coordinator"

@@ -3,11 +3,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from mockengine.wire.messages import StartDpWave
 from mockengine.wire.outputs import Envelope, StartWave, StepOutputs, WaveComplete
 from tests.support.rig import CONFIG, Rig, request
 
-COORDINATED = replace(CONFIG, data_parallel_size=2, has_coordinator=True)
+COORDINATED = replace(CONFIG, data_parallel_size=2, has_coordinator=True, has_waves=True)
 
 
 def _counts(envelopes: list[Envelope]) -> list[tuple[int, int, int]]:
@@ -80,10 +82,12 @@ def test_rank_woken_without_work_lets_the_wave_end() -> None:
     assert _waves(rig.to_coordinator) == [("WaveComplete", 0, 0)]
 
 
-def test_without_a_coordinator_nothing_is_said_of_waves() -> None:
-    rig = Rig(replace(COORDINATED, has_coordinator=False), ranks=2)
+@pytest.mark.parametrize("has_coordinator", [True, False])
+def test_dense_ranks_say_nothing_of_waves_and_stay_out_of_them(*, has_coordinator: bool) -> None:
+    rig = Rig(replace(COORDINATED, has_coordinator=has_coordinator, has_waves=False), ranks=2)
     rig.receive(StartDpWave(3))
     assert not rig.ranks.engines[0].wave.running
-    rig.add(request(), rank=1)
+    rig.add(request(current_wave=2), rank=1)
     rig.run()
-    assert rig.to_coordinator == []
+    assert _waves(rig.to_coordinator) == []
+    assert _counts(rig.to_coordinator) == ([(1, 0, 1), (1, 1, 0), (1, 0, 0)] if has_coordinator else [])

@@ -28,6 +28,7 @@ CONFIG = EngineConfig(
     data_parallel_size=1,
     clients=1,
     has_coordinator=False,
+    has_waves=False,
 )
 EOS = 7
 
@@ -59,6 +60,7 @@ class Watcher:
     finished: list[tuple[Served, str, float]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     dropped: list[Unreadable] = field(default_factory=list)
+    contradicted: list[tuple[str, int]] = field(default_factory=list)
 
     def request_started(self, request: Served) -> None:
         self.started.append(request)
@@ -72,6 +74,9 @@ class Watcher:
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:  # noqa: ARG002
         self.dropped.append(message)
 
+    def release_contradicted(self, seen: str, items: int) -> None:
+        self.contradicted.append((seen, items))
+
 
 class Rig:
     """Some ranks, a clock that only the test moves, and what was heard."""
@@ -83,6 +88,8 @@ class Rig:
         source = RandomTokens(32_000)
         self.ranks = Ranks([EngineCore(rank, config, source, self.dialect, self.watcher) for rank in range(ranks)])
         self.heard: list[tuple[int, Envelope]] = []
+        self.speaks: Line | None = None
+        """The line to decode with; None is the one that the engine believes in."""
 
     def receive(self, message: Message, *, rank: int = 0, client: int = 0) -> list[Envelope]:
         return self._hear(self.ranks.engines[rank].receive(message, client, self.now))
@@ -131,6 +138,9 @@ class Rig:
         return self.to(COORDINATOR)
 
     def _hear(self, outbound: list[Outbound]) -> list[Envelope]:
-        heard = [(message.destination, read_envelope(message.frames, self.dialect.line)) for message in outbound]
+        heard = [
+            (message.destination, read_envelope(message.frames, self.speaks or self.dialect.line))
+            for message in outbound
+        ]
         self.heard += heard
         return [envelope for _, envelope in heard]

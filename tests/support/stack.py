@@ -79,5 +79,5 @@ def serving(frontend: Frontend, *engine_flags: str) -> Iterator[Stack]:
     """Start an engine beside a frontend that is already starting, and wait until the two serve."""
     flags = (f"--handshake-address={frontend.handshake_address}", *engine_flags)
     with EngineProcess(*flags) as engine:
-        frontend.wait_healthy()
+        frontend.wait_healthy(besides=engine)
         yield Stack(frontend, engine)

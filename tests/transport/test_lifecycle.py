@@ -127,7 +127,7 @@ def test_frontend_that_does_not_read_holds_up_only_its_own_requests() -> None:
 
 
 def test_frontend_that_waits_for_more_ranks_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mockengine.transport.loop._STARTUP_REMINDER_S", 0.2)
+    monkeypatch.setattr("mockengine.transport.presence._FIRST_REMINDER_S", 0.2)
     with FrontendDouble(ranks=1) as frontend, EngineThread(frontend) as engine:
         frontend.greet()
         # It has heard READY of the only rank there is, and keeps its handshake open for another.

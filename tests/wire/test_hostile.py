@@ -17,6 +17,7 @@ from mockengine.wire.handshake import read_init, read_ready_response, read_statu
 from mockengine.wire.kv_events import read_event_batch
 from mockengine.wire.lines import LINES
 from mockengine.wire.messages import (
+    MAX_ANSWERED_ID_BYTES,
     Abort,
     Add,
     Message,
@@ -55,7 +56,7 @@ def sane(message: Message) -> Message:
             sane_call(message)
         case Unreadable():
             assert 0 < len(message.reason) <= REASON_CHARACTERS_MOST
-            assert message.request_id is None or len(message.request_id.encode()) <= MAX_REQUEST_ID_BYTES
+            assert message.request_id is None or len(message.request_id.encode()) <= MAX_ANSWERED_ID_BYTES
             if message.call is not None:
                 sane_call(message.call)
     repr(message)
@@ -544,7 +545,8 @@ def test_envelope_of_anything_is_a_wire_error_at_most(values: list[Any]) -> None
         (b"\x92\xa2\xff\xfe\x01", None),
         (b"\x92\xc4\x02r1\x01", None),
         (b"\x92\x01\x01", None),
-        (b"\x92" + packed("x" * 70_000) + b"\x01", None),
+        (b"\x92" + packed("x" * 70_000) + b"\x01", "x" * 70_000),
+        (b"\x92" + packed("x" * (MAX_ANSWERED_ID_BYTES + 1)) + b"\x01", None),
         (b"\x81\xa2r1\x01", None),
         (b"\xa2r1", None),
         (b"", None),
