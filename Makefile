@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   a real vLLM frontend and the engine beside it, on this machine
 # make test   unit, wire and end-to-end tests (real Rust frontends)
-PYTHON ?= python3
+PYTHON = python3
 VENV := .venv
 BIN := $(VENV)/bin
 RUN_VENV := $(VENV)/.installed-run
@@ -42,7 +42,20 @@ docs: $(RUN_VENV) ## write the generated parts of docs/ anew
 clean: ## remove what was made here; downloads stay in the user's cache folder
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
+# A Python that is asked for by name must be the one that is used.
+ifneq ($(origin PYTHON) $(MAKECMDGOALS),command line clean)
+ifeq ($(origin PYTHON),command line)
+ifneq ($(wildcard $(BIN)/python),)
+ifneq ($(shell $(PYTHON) -V 2>&1),$(shell $(BIN)/python -V 2>&1))
+$(error $(VENV) was made with $(shell $(BIN)/python -V 2>&1), not with $(PYTHON): run "make clean" first)
+endif
+endif
+endif
+endif
+
 $(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || \
+		{ echo "$(PYTHON) is not installed. On Debian and Ubuntu: apt-get install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "mockengine needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \

@@ -47,12 +47,13 @@ def _show(executable: Path, *, goes_on: bool) -> int:
         print(f"Starting mockengine, which joins it at {frontend.handshake_address} ...")
         flags = (f"--handshake-address={frontend.handshake_address}", f"--vllm-version={DEFAULT_VERSION}")
         with EngineProcess(*flags) as engine:
-            frontend.wait_healthy()
+            frontend.wait_healthy(besides=engine)
             print(f"Both are up: {frontend.url}\n\nmockengine smoke --url {frontend.url}")
             code = smoke.main(["--url", frontend.url])
             if code != 0:
                 print(f"\nThe frontend wrote:\n{frontend.tail}\n\nThe engine wrote:\n{engine.tail}", file=sys.stderr)
                 return code
+            engine.wait_for("request finished")
             print("\nWhat the engine logged:")
             print("\n".join(line for line in engine.lines if '"request ' in line))
             if goes_on:

@@ -116,7 +116,8 @@ class _Probe:
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             raise SmokeError(
-                f"{self._url}: {reason}, {self.stage} (is the frontend running, and is this its address?)"
+                f"{self._url}: {reason}, {self.stage} "
+                "(is this the frontend's address, and have its engines joined? It listens only then)"
             ) from error
 
     def _first_model(self) -> str:

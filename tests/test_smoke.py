@@ -299,7 +299,8 @@ def test_nobody_listening_is_said() -> None:
         smoke(url)
 
     assert str(caught.value) == (
-        f"{url}: Connection refused, while connecting (is the frontend running, and is this its address?)"
+        f"{url}: Connection refused, while connecting "
+        "(is this the frontend's address, and have its engines joined? It listens only then)"
     )
 
 

@@ -30,7 +30,7 @@ DEFAULT_VERSION: Final = "0.33.0"
 
 _MEMBER: Final = "vllm/vllm-rs"
 _FIRST_WITH_MEMBER: Final = "0.22.1"
-_VERSION_FORM: Final = re.compile(r"\d+(\.\d+)+([-+._]?[0-9a-z]+)*")
+_VERSION_FORM: Final = re.compile(r"\d+\.\d+\.\d+([-+._]?[0-9a-z]+)*")
 _SIZE_HINT: Final = "a download of 250 to 350 MB, of which 60 MB stay"
 _OUTPUT_TAIL_LINES: Final = 15
 

@@ -92,15 +92,29 @@ class Frontend(ChildProcess):
         finally:
             connection.close()
 
-    def wait_healthy(self, deadline_s: float = 60.0) -> None:
+    def wait_healthy(self, deadline_s: float = 60.0, *, besides: ChildProcess | None = None) -> None:
         """Wait until it is healthy, for which all its engines must have joined.
 
+        Args:
+            deadline_s: how long, in seconds.
+            besides: its engine, without which waiting has no point.
+
         Raises:
-            TimeoutError: it is not in time, or the process has ended; the text shows what it wrote.
+            TimeoutError: it is not in time, or it or its engine has ended; the text shows what was written.
 
         """
         what = f"200 from {self.url}/health (have all engines joined {self.handshake_address}?)"
-        self.wait_until(lambda: self.is_healthy, what, deadline_s)
+
+        def is_decided() -> bool:
+            return self.is_healthy or (besides is not None and besides.has_ended)
+
+        try:
+            self.wait_until(is_decided, what, deadline_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\nThe engine wrote:\n{besides.tail}" if besides else str(error)) from None
+        if besides is not None and besides.has_ended and not self.is_healthy:
+            code = besides.wait()
+            raise TimeoutError(f"no {what}: the engine ended with {code} and wrote:\n{besides.tail}")
 
 
 class RustFrontend(Frontend):
