@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The front door: which command is meant, its exit code, and the help.
 
-It knows the commands by name and leaves the work to them. What only one command needs is imported when that one runs,
-so that help, settings and smoke answer without numpy and ZMQ.
+It knows the commands by name and leaves the work to them. What only some commands need is imported when one of them
+runs, so that smoke answers without pydantic, and help and settings without numpy and ZMQ.
 """
 
 import json
@@ -10,18 +10,21 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from itertools import groupby
-from typing import Final
+from typing import TYPE_CHECKING, Final, TextIO
 
 from mockengine import __version__
-from mockengine.settings import Description, as_text, describe
-from mockengine.settings_sources import CONFIG_FLAG, CONFIG_VARIABLE, Loaded, SettingsError, load
 
+if TYPE_CHECKING:
+    from mockengine.settings import Description
+    from mockengine.settings_sources import Loaded
+
+_FAILED: Final = 1
 _WRONG_USE: Final = 2
-# What a shell reports for a program that Ctrl-C ended.
-_INTERRUPTED: Final = 130
 _WIDTH: Final = 110
-_USAGE: Final = f"""\
+_USAGE: Final = """\
 usage: mockengine [serve] [FLAGS]
        mockengine settings [FLAGS] [--json]
        mockengine smoke --url URL [FLAGS]
@@ -36,78 +39,97 @@ Commands:
 Settings: a flag wins over a variable, a variable over the YAML file, the file over the default.
 The key in the file is the name of the flag, with _ for -.
 
-  {CONFIG_FLAG} FILE
+  {config_flag} FILE
       YAML file with one line `name: value` for each setting.
-      {CONFIG_VARIABLE}, no default
+      {config_variable}, no default
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (default: the arguments of the process) asks for and return the exit code.
 
-    0: done; 1: the command failed; 2: it was used wrongly, all problems are on stderr; 130: Ctrl-C.
+    0: done; 1: the command failed; 2: it was used wrongly, all problems are on stderr.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     command = words.pop(0) if words and not words[0].startswith("-") else "serve"
     if command not in _COMMANDS:
-        sys.stderr.write(f"mockengine: there is no command {command!r} (use {', '.join(_COMMANDS)}, or --help)\n")
+        _complain(f"mockengine: there is no command {command!r} (use {', '.join(_COMMANDS)}, or --help)\n")
         return _WRONG_USE
-    try:
-        return _COMMANDS[command](words)
-    except SettingsError as error:
-        sys.stderr.write(f"mockengine: {error}\n")
-        return _WRONG_USE
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    return _COMMANDS[command](words)
 
 
 def _serve(words: list[str]) -> int:
-    if _asks_about_us(words):
-        return 0
-    settings = load(words, os.environ).settings
+    answered = _answer_about_us(words)
+    if answered is not None:
+        return answered
+    loaded = _load(words)
+    if loaded is None:
+        return _WRONG_USE
     from mockengine import service  # noqa: PLC0415 - brings numpy and ZMQ, see above
 
-    return service.run(settings)
+    return service.run(loaded.settings)
 
 
 def _settings(words: list[str]) -> int:
-    if _asks_about_us(words):
-        return 0
-    as_json = "--json" in words
-    rows = list(_effective(load([word for word in words if word != "--json"], os.environ)))
-    if as_json:
-        _say(json.dumps({name: {"value": value, "from": origin} for name, value, origin in rows}, indent=2))
-    else:
-        _say(_table([("SETTING", "VALUE", "FROM"), *((name, as_text(value), origin) for name, value, origin in rows)]))
-    return 0
+    answered = _answer_about_us(words)
+    if answered is not None:
+        return answered
+    loaded = _load([word for word in words if word != "--json"])
+    if loaded is None:
+        return _WRONG_USE
+    from mockengine.settings import as_text  # noqa: PLC0415 - see above
+
+    rows = list(_effective(loaded))
+    if "--json" in words:
+        return _say(json.dumps({name: {"value": value, "from": origin} for name, value, origin in rows}, indent=2))
+    lines = [(name, as_text(value), origin) for name, value, origin in rows]
+    return _say(_table([("SETTING", "VALUE", "FROM"), *lines]))
 
 
 def _smoke(words: list[str]) -> int:
     from mockengine import smoke  # noqa: PLC0415 - an HTTP client that serving does not need
 
-    return smoke.main(words)
+    # It writes when it is done, and only here is known what to do when there is no room for that.
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        exit_code = smoke.main(words)
+    _complain(stderr.getvalue())
+    said = _say(stdout.getvalue()) if stdout.getvalue() else 0
+    return exit_code or said
 
 
 _COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {"serve": _serve, "settings": _settings, "smoke": _smoke}
 
 
-def _asks_about_us(words: list[str]) -> bool:
-    """Answer --help and --version; they win over whatever else is wrong."""
+def _load(words: list[str]) -> "Loaded | None":
+    """Return the settings, or None after telling what is wrong with them."""
+    from mockengine.settings_sources import SettingsError, load  # noqa: PLC0415 - see above
+
+    try:
+        return load(words, os.environ)
+    except SettingsError as error:
+        _complain(f"mockengine: {error}\n")
+        return None
+
+
+def _answer_about_us(words: list[str]) -> int | None:
+    """Answer --help and --version, which win over whatever else is wrong; return the exit code, None if not asked."""
     if "--help" in words or "-h" in words:
-        _say(_help())
-    elif "--version" in words:
-        _say(f"mockengine {__version__}")
-    else:
-        return False
-    return True
+        return _say(_help())
+    if "--version" in words:
+        return _say(f"mockengine {__version__}")
+    return None
 
 
 def _help() -> str:
+    from mockengine.settings import describe  # noqa: PLC0415 - see above
+    from mockengine.settings_sources import CONFIG_FLAG, CONFIG_VARIABLE  # noqa: PLC0415 - see above
+
+    usage = _USAGE.format(config_flag=CONFIG_FLAG, config_variable=CONFIG_VARIABLE)
     groups = groupby(describe().values(), key=lambda description: description.group)
-    return "\n".join([_USAGE, *(f"{title}:\n\n{''.join(map(_help_for, group))}" for title, group in groups)])
+    return "\n".join([usage, *(f"{title}:\n\n{''.join(map(_help_for, group))}" for title, group in groups)])
 
 
-def _help_for(setting: Description) -> str:
+def _help_for(setting: "Description") -> str:
     flag = f"{setting.flag}, {setting.flag.replace('--', '--no-', 1)}" if setting.is_switch else f"{setting.flag} VALUE"
     facts = f"{setting.variable}, default {setting.default}, allowed: {setting.allowed}"
     return f"  {flag}\n{_indented(setting.sentence)}\n{_indented(facts)}\n"
@@ -119,7 +141,7 @@ def _indented(text: str) -> str:
     )
 
 
-def _effective(loaded: Loaded) -> Iterator[tuple[str, object, str]]:
+def _effective(loaded: "Loaded") -> Iterator[tuple[str, object, str]]:
     """Yield name, value in effect and origin of every setting."""
     for name, value in loaded.settings:
         yield name, getattr(loaded.settings, f"effective_{name}", value), loaded.origins[name]
@@ -130,10 +152,36 @@ def _table(rows: Sequence[tuple[str, str, str]]) -> str:
     return "\n".join(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows)
 
 
-def _say(text: str) -> None:
+def _say(text: str) -> int:
+    """Print `text` and return the exit code: that of a failure if stdout does not take it."""
+    stdout = sys.stdout
+    if stdout is None:
+        _complain("mockengine: stdout is closed, so there is nowhere to print to\n")
+        return _FAILED
     try:
-        sys.stdout.write(text.rstrip("\n") + "\n")
-        sys.stdout.flush()
+        # A name in some other script must not keep the rest from being read.
+        stdout.write(text.encode(stdout.encoding, "backslashreplace").decode(stdout.encoding).rstrip("\n") + "\n")
+        stdout.flush()
     except BrokenPipeError:
-        # The reader, such as `head`, has seen enough; Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader, such as `head`, has seen enough.
+        _silence(stdout)
+    except OSError as error:
+        _silence(stdout)
+        _complain(f"mockengine: stdout: {error.strerror}\n")
+        return _FAILED
+    return 0
+
+
+def _complain(text: str) -> None:
+    """Print `text` on stderr; if that cannot be, the exit code must do."""
+    stderr = sys.stderr
+    if stderr is not None:
+        try:
+            stderr.write(text)
+        except OSError:
+            _silence(stderr)
+
+
+def _silence(stream: TextIO) -> None:
+    """Point the stream at nothing: Python flushes it at exit and would fail again, with an exit code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

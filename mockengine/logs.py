@@ -5,18 +5,28 @@ docs/logs.md says which keys an event has. This module knows how a line looks an
 something is worth a line. Prompt text and token ids never get into the log.
 """
 
+import io
 import os
+import select
 import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
-from typing import Final, Literal, TextIO, cast
+from typing import Any, Final, Literal, Self, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+# What may wait for a reader: seconds of a busy log, and little enough memory. docs/logs.md states them.
+_MAX_LINES: Final = 10_000
+_MAX_CHARACTERS: Final = 8_000_000
+# What an empty pipe takes at once. Smaller writes do not keep up: after each one the thread waits some milliseconds
+# until a busy engine lets go of the interpreter.
+_MAX_WRITE: Final = 65_536
 
 
 class Event(StrEnum):
@@ -31,9 +41,11 @@ class Event(StrEnum):
     ENGINE_LEAVING = "engine leaving"
     ENGINE_LEFT = "engine left"
     ENGINE_FAILED = "engine failed"
+    RELEASE_CONTRADICTED = "release contradicted"
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"
+    LOG_LINES_DROPPED = "log lines dropped"
 
 
 def configure(
@@ -43,17 +55,19 @@ def configure(
 ) -> None:
     """Send the log to `stream` (default: stdout), dropping what is less severe than `log_level`.
 
-    `auto` is console on a terminal and JSON elsewhere. A logger made before this call does not notice it.
+    `auto` is console on a terminal and JSON elsewhere. A logger made before this call does not notice it. Lines are
+    written by a thread that the first one starts; `flush` waits for it.
     """
     if stream is None:
         stream = sys.stdout
     # Python leaves sys.stdout None when the process was started with stdout closed.
     is_terminal = stream is not None and stream.isatty()
     for_person = log_format == "console" or (log_format == "auto" and is_terminal)
+    processors = [structlog.processors.add_log_level, *(_console(colors=is_terminal) if for_person else _json())]
     structlog.configure(
-        processors=[structlog.processors.add_log_level, *(_console(colors=is_terminal) if for_person else _json())],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
-        logger_factory=lambda *_: _Output(stream),
+        logger_factory=_Output(stream, lambda count: _loss_line(processors, count)),
         # A cached logger would go on writing where an earlier call sent it.
         cache_logger_on_first_use=False,
     )
@@ -62,6 +76,15 @@ def configure(
 def get_logger() -> FilteringBoundLogger:
     """Return a logger that writes as configured now; events below the level cost it next to nothing."""
     return cast("FilteringBoundLogger", structlog.get_logger().bind())
+
+
+def flush(deadline_s: float) -> bool:
+    """Wait until all that was logged is written, at most `deadline_s` seconds; return whether it is.
+
+    What is not written when the process ends is lost; it ends all the same.
+    """
+    output = structlog.get_config()["logger_factory"]
+    return output.flush(deadline_s) if isinstance(output, _Output) else True
 
 
 def _json() -> list[Processor]:
@@ -93,30 +116,142 @@ def _printable(_logger: WrappedLogger, _method: str, event_dict: EventDict) -> E
     }
 
 
-class _Output:
-    """Writes finished lines. Losing the log is bad; an engine that stops because of it is worse."""
+def _loss_line(processors: Sequence[Processor], count: int) -> str:
+    """Return the line that stands for `count` lost ones; made here, because a logger would only queue it."""
+    entry: Any = {"event": Event.LOG_LINES_DROPPED, "count": count}
+    for process in processors:
+        entry = process(None, "warning", entry)
+    return str(entry)
 
-    def __init__(self, stream: TextIO | None) -> None:
+
+class _Output:
+    """Hands finished lines to a thread that writes them, so that a reader who stalls does not stall whoever logs.
+
+    Losing the log is bad; an engine that stops because of it is worse. So lines are dropped when too many of them wait
+    or when they cannot be written, and a line in their place says how many. It serves structlog as the factory too.
+    """
+
+    def __init__(self, stream: TextIO | None, loss_line: Callable[[int], str]) -> None:
         self._stream = stream
+        self._loss_line = loss_line
+        self._lock = threading.Lock()
+        self._queued = threading.Condition(self._lock)
+        self._written = threading.Condition(self._lock)
+        # Each text with the number of lines that are lost with it.
+        self._queue: deque[tuple[str, int]] = deque()
+        self._queued_characters = 0
+        self._lost = 0
+        self._is_writing = False
+        # Whether a disk became full in the middle of a line.
+        self._is_line_cut = False
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, *_: Any) -> Self:
+        return self
 
     def msg(self, line: str) -> None:
-        """Write one line, or drop it if nobody can read it any more."""
-        stream = self._stream
-        if stream is None:
-            return
-        # ValueError is a stream that somebody closed; with other errors, a full disk, the next line may have more luck.
-        with suppress(OSError, ValueError):
-            try:
-                # One call for line and end of line: lines of different threads do not mix.
-                stream.write(line + "\n")
-                stream.flush()
-            except BrokenPipeError:
-                self._give_up(stream)
+        """Leave one line to the thread, or drop it; never waits for the stream and never raises."""
+        with self._lock:
+            if self._stream is None:
+                return
+            if len(self._queue) >= _MAX_LINES or self._queued_characters >= _MAX_CHARACTERS:
+                self._lost += 1
+                return
+            self._queue_loss()
+            self._append(line, 1)
+            if self._thread is None:
+                self._start()
+            self._queued.notify()
 
     debug = info = warning = error = critical = msg
 
-    def _give_up(self, stream: TextIO) -> None:
-        """Point the stream at nothing, or Python fails to flush it at exit and turns exit code 0 into 120."""
-        self._stream = None
-        with suppress(OSError, ValueError), Path(os.devnull).open("wb") as devnull:
-            os.dup2(devnull.fileno(), stream.fileno())
+    def flush(self, deadline_s: float) -> bool:
+        """Wait until nothing is left to write, at most `deadline_s` seconds; return whether that is so."""
+        with self._lock:
+            return self._written.wait_for(lambda: not self._queue and not self._is_writing, deadline_s)
+
+    def _append(self, line: str, stands_for: int) -> None:
+        self._queue.append((line + "\n", stands_for))
+        self._queued_characters += len(line) + 1
+
+    def _queue_loss(self) -> None:
+        if self._lost:
+            self._append(self._loss_line(self._lost), self._lost)
+            self._lost = 0
+
+    def _start(self) -> None:
+        # A daemon: stuck in a write, it does not keep the process from ending.
+        thread = threading.Thread(target=self._work, name="log", daemon=True)
+        # RuntimeError is a limit on threads; the next line tries again.
+        with suppress(RuntimeError):
+            thread.start()
+            self._thread = thread
+
+    def _work(self) -> None:
+        while True:
+            text, lines = self._take()
+            try:
+                self._write(text)
+            except BrokenPipeError:
+                self._give_up()
+            except (OSError, ValueError):
+                # A full disk, with which the next line may have more luck, or a stream that somebody closed.
+                with self._lock:
+                    self._lost += lines
+            else:
+                with self._lock:
+                    if not self._queue:
+                        # Perhaps no line comes that would bring the loss up.
+                        self._queue_loss()
+
+    def _take(self) -> tuple[str, int]:
+        """Wait for lines, and return what one write may hold and how many lines are lost if it fails."""
+        with self._lock:
+            self._is_writing = False
+            self._written.notify_all()
+            while not self._queue:
+                self._queued.wait()
+            self._is_writing = True
+            text, lines = self._queue.popleft()
+            taken = [text]
+            size = len(text)
+            while self._queue and size + len(self._queue[0][0]) <= _MAX_WRITE:
+                text, stands_for = self._queue.popleft()
+                taken.append(text)
+                size += len(text)
+                lines += stands_for
+            self._queued_characters -= size
+            return "".join(taken), lines
+
+    def _write(self, text: str) -> None:
+        stream = cast("TextIO", self._stream)
+        try:
+            descriptor = stream.fileno()
+        except io.UnsupportedOperation:
+            stream.write(text)
+            stream.flush()
+            return
+        # Past the stream's buffer: Python waits for its lock at exit, for ever if a write is stuck.
+        rest = text.encode(stream.encoding, "backslashreplace")
+        if self._is_line_cut:
+            rest = b"\n" + rest
+        while rest:
+            try:
+                written = os.write(descriptor, rest)
+                self._is_line_cut = rest[written - 1 : written] != b"\n"
+                rest = rest[written:]
+            except BlockingIOError:
+                # Somebody who shares the other end made it non-blocking.
+                _wait_for_room(descriptor)
+
+    def _give_up(self) -> None:
+        """Stop logging: the reader has gone for good."""
+        with self._lock:
+            self._stream = None
+            self._queue.clear()
+
+
+def _wait_for_room(descriptor: int) -> None:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    poller.poll()

@@ -54,10 +54,11 @@ def run(settings: Settings) -> int:
         chunk_size=settings.output_token_chunk_size,
         vllm_version=settings.vllm_version,
     )
-    with StopSignal() as stop:
-        exit_code = play(settings, stop, journal)
-    logs.flush(_LOG_FLUSH_S)
-    return exit_code
+    try:
+        with StopSignal() as stop:
+            return play(settings, stop, journal)
+    finally:
+        logs.flush(_LOG_FLUSH_S)
 
 
 def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:

@@ -6,6 +6,7 @@ This module knows what a value must look like and which values cannot work toget
 from (`settings_sources`), nor what the engine does with them.
 """
 
+import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,7 +27,14 @@ _MAX_SEED: Final = 2**64 - 1
 _BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 # What the kernel allows for the path of a Unix socket, without its closing NUL.
 _MAX_IPC_PATH_BYTES: Final = 107
-_TCP: Final = re.compile(r"tcp://(?:\[[0-9A-Fa-f:.]+(?:%[^\s\]]+)?\]|[^\s:/*\[\]]+):([0-9]{1,5})")
+_MAX_HOST_NAME: Final = 253
+# Not RFC 1123 alone: docker compose makes names with an underscore.
+_LABEL: Final = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_ZONE: Final = re.compile("[A-Za-z0-9._-]+")
+
+
+class ReasonError(ValueError):
+    """Why a value is not allowed where the words for what is allowed leave that open; never quotes the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,47 @@ def _check_block_size(value: int) -> int:
 
 
 def _check_address(value: str) -> str:
-    tcp = _TCP.fullmatch(value)
-    if tcp and 1 <= int(tcp[1]) < 2**16:
-        return value
-    if value.startswith("ipc://") and 0 < len(value.removeprefix("ipc://").encode()) <= _MAX_IPC_PATH_BYTES:
-        return value
-    raise ValueError(f"{value} is not a ZMQ address that can be connected to")
+    """Refuse what ZMQ refuses, and what it takes and then tries in vain for ever."""
+    scheme, _, rest = value.partition("://")
+    if scheme == "tcp":
+        host, colon, port = rest.rpartition(":")
+        if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) < 2**16:
+            raise ReasonError("it does not end with a port from 1 to 65535")
+        _check_host(host)
+    elif scheme == "ipc":
+        if not 0 < len(rest.encode()) <= _MAX_IPC_PATH_BYTES or "\0" in rest:
+            raise ReasonError("the path is empty, too long or contains a NUL")
+    else:
+        raise ReasonError("it does not begin with tcp:// or ipc://")
+    return value
+
+
+def _check_host(host: str) -> None:
+    if host.startswith("[") and host.endswith("]"):
+        address, percent, zone = host[1:-1].partition("%")
+        if not _is_ip(ipaddress.IPv6Address, address) or (percent and not _ZONE.fullmatch(zone)):
+            raise ReasonError("what the brackets hold is no IPv6 address")
+    elif ":" in host:
+        raise ReasonError("an IPv6 address stands in brackets")
+    elif re.fullmatch("[0-9.]+", host):
+        if not _is_ip(ipaddress.IPv4Address, host):
+            raise ReasonError("the host is no IPv4 address")
+    elif not _is_host_name(host.removesuffix(".")):
+        raise ReasonError("the host is neither a host name nor an IP address")
+
+
+def _is_host_name(host: str) -> bool:
+    # ZMQ raises an error at a name that begins with an underscore.
+    labels = host.split(".")
+    return len(host) <= _MAX_HOST_NAME and not host.startswith("_") and all(map(_LABEL.fullmatch, labels))
+
+
+def _is_ip(kind: Callable[[str], object], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
 
 
 Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]

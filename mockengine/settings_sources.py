@@ -8,16 +8,16 @@ know what any single setting means; that is in `settings`.
 """
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from mockengine.settings import PREFIX, Settings, as_text, combination_problems, describe
+from mockengine.settings import PREFIX, ReasonError, Settings, as_text, combination_problems, describe
 
 if TYPE_CHECKING:
     import yaml
@@ -26,7 +26,6 @@ CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 
 _CONFIG: Final = "config"
-_BOOLEAN_WORDS: Final = frozenset({"true", "false", "yes", "no", "on", "off", "t", "f", "y", "n", "1", "0"})
 _SHOWN_CHARACTERS: Final = 60
 # Kubernetes gives a container such variables for each service of its namespace, and a service may be called
 # mockengine: MOCKENGINE_SERVICE_HOST=10.0.0.1, MOCKENGINE_PORT_29550_TCP=tcp://10.0.0.1:29550 and so on.
@@ -62,7 +61,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     reader = _Reader()
     given = reader.read(argv, environ)
     values = reader.validate(given)
-    origins = {name: given[name].origin if name in given else "default" for name in Settings.model_fields}
+    origins = {name: given[name][-1].origin if name in given else "default" for name in Settings.model_fields}
     for names, text in combination_problems(values):
         shown = ", ".join(f"{name} {as_text(values[name])} ({origins[name]})" for name in names)
         reader.problems.append(f"{shown}: {text}")
@@ -87,33 +86,35 @@ class _Reader:
         self.problems: list[str] = []
         self._descriptions = describe()
 
-    def read(self, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, _Given]:
-        """Return what is given, by name, the strongest source winning."""
+    def read(self, argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[_Given]]:
+        """Return all that is given, by name, the strongest last."""
         flags, variables = self._read_flags(argv), self._read_variables(environ)
-        from_variable = variables.pop(_CONFIG, None)
-        config = flags.pop(_CONFIG, from_variable)
-        file = self._read_file(config) if config else {}
-        return {**file, **variables, **flags}
+        configs = [given for name, given in [*variables, *flags] if name == _CONFIG]
+        file = self._read_file(configs[-1]) if configs else []
+        by_name = defaultdict(list)
+        for name, given in [*file, *variables, *flags]:
+            by_name[name].append(given)
+        return by_name
 
-    def validate(self, given: Mapping[str, _Given]) -> dict[str, Any]:
-        """Return every valid value by name, defaults included."""
+    def validate(self, given: Mapping[str, Sequence[_Given]]) -> dict[str, Any]:
+        """Return the value in effect of every setting, by name; what another source overrides must be valid too."""
         values: dict[str, Any] = {}
         for name, field in Settings.model_fields.items():
-            if name not in given:
-                values[name] = field.default
-                continue
+            values[name] = field.default
             annotation: Any = Annotated[field.annotation, field]
-            try:
-                values[name] = TypeAdapter(annotation).validate_python(given[name].text)
-            except ValueError:
-                # Mostly pydantic's ValidationError; UnicodeEncodeError for a variable that is not UTF-8.
-                self._refuse(given[name].place, given[name].text, self._descriptions[name].allowed)
+            for one in given.get(name, ()):
+                try:
+                    values[name] = TypeAdapter(annotation).validate_python(one.text)
+                except ValueError as error:
+                    # Mostly pydantic's ValidationError; UnicodeEncodeError for a variable that is not UTF-8.
+                    values.pop(name, None)
+                    self._refuse(one.place, one.text, self._descriptions[name].allowed, _reason(error))
         return values
 
-    def _refuse(self, place: str, text: str, allowed: str) -> None:
-        self.problems.append(f"{place}: {_shown(text)} is not allowed (use {allowed})")
+    def _refuse(self, place: str, text: str, allowed: str, reason: str = "") -> None:
+        self.problems.append(f"{place}: {_shown(text)} is not allowed{reason} (use {allowed})")
 
-    def _read_flags(self, argv: Sequence[str]) -> dict[str, _Given]:
+    def _read_flags(self, argv: Sequence[str]) -> list[tuple[str, _Given]]:
         """Read `--name value`, `--name=value` and, for switches, `--name` and `--no-name`; the last one wins.
 
         argparse is no help here: it exits at the first problem.
@@ -121,40 +122,41 @@ class _Reader:
         names = {description.flag: name for name, description in self._descriptions.items()} | {CONFIG_FLAG: _CONFIG}
         switches = {description.flag for description in self._descriptions.values() if description.is_switch}
         negated = {switch.replace("--", "--no-", 1): switch for switch in switches}
-        given = {}
+        given = []
         words = deque(argv)
         while words:
             flag, equals, text = words.popleft().partition("=")
-            if flag in negated and equals:
-                self._refuse(flag, text, f"{flag} alone, or {negated[flag]}={text}")
+            has_value = bool(equals) or (flag.startswith("-") and _is_value_next(words))
+            if has_value and not equals:
+                text = words.popleft()
+            if flag in negated and has_value:
+                self._refuse(flag, text, f"{flag} alone, or {negated[flag]} with true or false")
             elif flag in negated:
-                given[names[negated[flag]]] = _Given("false", flag, flag)
+                given.append((names[negated[flag]], _Given("false", flag, flag)))
             elif flag in names:
-                text = (text if equals else _take_value(words, is_switch=flag in switches)).strip()
+                text = text.strip() if has_value or flag not in switches else "true"
                 if text:
-                    given[names[flag]] = _Given(text, flag, flag)
+                    given.append((names[flag], _Given(text, flag, flag)))
                 else:
                     self.problems.append(f"{flag}: the value is missing (use {self._allowed(names[flag])})")
             else:
                 self.problems.append(_unknown_word(flag, [*names, *negated]))
-                if flag.startswith("-") and not equals:
-                    _take_value(words, is_switch=False)
         return given
 
     def _allowed(self, name: str) -> str:
         return "the path of a YAML file" if name == _CONFIG else self._descriptions[name].allowed
 
-    def _read_variables(self, environ: Mapping[str, str]) -> dict[str, _Given]:
+    def _read_variables(self, environ: Mapping[str, str]) -> list[tuple[str, _Given]]:
         """Read `MOCKENGINE_*`; an empty variable counts as unset, because a compose file cannot leave one out."""
         names = {description.variable: name for name, description in self._descriptions.items()}
         names[CONFIG_VARIABLE] = _CONFIG
-        given = {}
+        given = []
         for variable, text in environ.items():
             is_ours = variable.upper().startswith(PREFIX) and not _SERVICE_LINK.fullmatch(f"{variable}={text}")
             if not is_ours or not text.strip():
                 continue
             if variable in names:
-                given[names[variable]] = _Given(text.strip(), variable, variable)
+                given.append((names[variable], _Given(text.strip(), variable, variable)))
             else:
                 self.problems.append(
                     f"{_shown(variable)}: there is no such variable, its value {_shown(text)} would be ignored "
@@ -162,7 +164,7 @@ class _Reader:
                 )
         return given
 
-    def _read_file(self, config: _Given) -> dict[str, _Given]:
+    def _read_file(self, config: _Given) -> list[tuple[str, _Given]]:
         import yaml  # noqa: PLC0415 - most processes have no file and need not pay for this import
 
         file = _quoted(config.text)
@@ -182,11 +184,11 @@ class _Reader:
             if root is not None:
                 line = root.start_mark.line + 1
                 self.problems.append(f"{file}:{line}: not a mapping (use one line `name: value` for each setting)")
-        return {}
+        return []
 
-    def _read_mapping(self, file: str, root: "yaml.MappingNode") -> dict[str, _Given]:
+    def _read_mapping(self, file: str, root: "yaml.MappingNode") -> list[tuple[str, _Given]]:
         """Read the keys of the file's one mapping; null and empty values count as unset."""
-        given = {}
+        given = []
         lines: dict[str, int] = {}
         for key, value in root.value:
             name = key.value if isinstance(key.value, str) else f"a {key.id}"
@@ -202,15 +204,19 @@ class _Reader:
                 if not isinstance(value.value, str):
                     self.problems.append(f"{place}: a {value.id} is not allowed (use {self._allowed(name)})")
                 elif value.value.strip() and not value.tag.endswith(":null"):
-                    given[name] = _Given(value.value.strip(), f"{file}:{line}", place)
+                    given.append((name, _Given(value.value.strip(), f"{file}:{line}", place)))
         return given
 
 
-def _take_value(words: deque[str], *, is_switch: bool) -> str:
-    """Take the value that follows a flag; a switch without one is true, any other flag without one is empty."""
-    if is_switch:
-        return words.popleft() if words and words[0].lower() in _BOOLEAN_WORDS else "true"
-    return words.popleft() if words and not words[0].startswith("--") else ""
+def _is_value_next(words: Sequence[str]) -> bool:
+    """Whether the word that follows a flag is its value and no flag too; -1 is a value."""
+    return bool(words) and not words[0].startswith("--")
+
+
+def _reason(error: ValueError) -> str:
+    """Return why a value is not allowed, if its setting says so."""
+    cause = error.errors()[0].get("ctx", {}).get("error") if isinstance(error, ValidationError) else None
+    return f": {cause}" if isinstance(cause, ReasonError) else ""
 
 
 def _unknown_word(word: str, flags: Iterable[str]) -> str:

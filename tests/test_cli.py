@@ -14,12 +14,14 @@ from mockengine.cli import main
 from mockengine.settings import Description, Settings, as_text, describe
 
 _DESCRIPTIONS = describe()
+# A frontend that is not there.
+_SMOKE = "smoke --url http://127.0.0.1:1"
 # Runs a command line and prints which of the modules that cost much it has imported.
 _IMPORTS = """
 import sys
 from mockengine.cli import main
 main(sys.argv[1:])
-print(*sorted({"numpy", "zmq", "msgpack", "structlog", "yaml"} & set(sys.modules)), file=sys.stderr)
+print(*sorted({"numpy", "zmq", "msgpack", "structlog", "yaml", "pydantic"} & set(sys.modules)), file=sys.stderr)
 """
 
 
@@ -86,15 +88,6 @@ def test_an_unknown_command_exits_with_2_and_names_those_there_are(capsys: pytes
     )
 
 
-def test_ctrl_c_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(_settings: Settings) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("mockengine.service.run", run)
-
-    assert main([]) == 130
-
-
 @pytest.mark.parametrize("argv", [["--version"], ["serve", "--version"]])
 def test_version(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 0
@@ -129,18 +122,6 @@ def test_help_has_a_heading_for_each_group_and_no_long_lines(capsys: pytest.Capt
     groups = {f"{setting.group}:" for setting in _DESCRIPTIONS.values()}
     assert groups <= set(lines)
     assert max(map(len, lines)) <= 110
-
-
-def test_help_that_nobody_reads_to_the_end_is_no_error() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "mockengine", "--help"]
-    try:
-        done = subprocess.run(command, check=False, timeout=60, stdout=writer, stderr=subprocess.PIPE)
-    finally:
-        os.close(writer)
-
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 # Settings.
@@ -180,17 +161,94 @@ def test_settings_are_printed_as_json(
     }
 
 
+# Where output goes.
+
+
+def _shell(arguments: str) -> tuple[int, str, str]:
+    """Run a command line with redirections and return exit code, stdout and stderr."""
+    command = ["/bin/sh", "-c", f'exec "$0" -m mockengine {arguments}', sys.executable]
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "settings", "settings --json", "smoke --help"])
+def test_output_that_nobody_reads_to_the_end_is_no_error(arguments: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "mockengine", *arguments.split()]
+    try:
+        done = subprocess.run(command, check=False, timeout=60, stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "settings", "settings --json", "smoke --help", f"{_SMOKE} --json"]
+)
+@pytest.mark.parametrize(
+    ("redirection", "complaint"),
+    [
+        (">/dev/full", "mockengine: stdout: No space left on device\n"),
+        (">&-", "mockengine: stdout is closed, so there is nowhere to print to\n"),
+    ],
+)
+def test_output_that_cannot_be_written_is_a_failure(arguments: str, redirection: str, complaint: str) -> None:
+    assert _shell(f"{arguments} {redirection}") == (1, "", complaint)
+
+
+@pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"), [("--bad", 2), ("settings --bad", 2), ("nonsense", 2), ("smoke --bad", 2), (_SMOKE, 1)]
+)
+def test_a_complaint_that_cannot_be_written_leaves_the_exit_code(
+    arguments: str, exit_code: int, redirection: str
+) -> None:
+    assert _shell(f"{arguments} {redirection}") == (exit_code, "", "")
+
+
+@pytest.mark.parametrize("redirection", [">&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_without_any_output_the_exit_code_is_left(redirection: str) -> None:
+    assert _shell(f"--help {redirection}") == (1, "", "")
+
+
+def test_a_character_that_stdout_does_not_know_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+
+    exit_code, stdout, stderr = _shell("settings --handshake-address ipc:///tmp/é")
+
+    assert (exit_code, stderr) == (0, "")
+    assert r"ipc:///tmp/\xe9 " in stdout
+
+
+def test_smoke_says_what_it_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*_SMOKE.split(), "--json"]) == 1
+    output = capsys.readouterr()
+    assert json.loads(output.out)["ok"] is False
+    assert output.err == ""
+
+
 # Start-up.
 
 
 @pytest.mark.parametrize(
-    "argv", [["--help"], ["--version"], ["settings"], ["--sed", "1"], ["smoke", "--url", "http://127.0.0.1:1"]]
+    ("argv", "imported"),
+    [
+        (["--help"], "pydantic"),
+        (["settings"], "pydantic"),
+        (["--sed", "1"], "pydantic"),
+        (["--version"], ""),
+        (["smoke", "--help"], ""),
+        (_SMOKE.split(), ""),
+        (["nonsense"], ""),
+    ],
 )
-def test_what_does_not_serve_does_not_import_what_serving_needs(argv: list[str]) -> None:
+def test_a_command_imports_only_what_it_needs(argv: list[str], imported: str) -> None:
     command = [sys.executable, "-c", _IMPORTS, *argv]
     done = subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
-    assert done.stderr.splitlines()[-1] == ""
+    assert done.stderr.splitlines()[-1] == imported
 
 
 def test_the_module_is_the_command() -> None:

@@ -7,8 +7,9 @@ from typing import Any, Literal, get_args, get_origin
 import hypothesis
 import pytest
 import yaml
+import zmq
 from annotated_types import Ge, Le
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 from pydantic import ValidationError
@@ -20,7 +21,19 @@ from mockengine.settings_sources import load
 # Values of the settings whose values are neither numbers nor choices.
 _SAMPLES: dict[str, SearchStrategy[object]] = {
     "handshake_address": st.sampled_from(
-        ["tcp://127.0.0.1:1", "tcp://frontend:65535", "tcp://[::1]:29550", "tcp://[fe80::1%eth0]:5", "ipc:///tmp/a b"]
+        [
+            "tcp://127.0.0.1:1",
+            "tcp://frontend:65535",
+            "tcp://my_project-vllm_1:29550",
+            "tcp://frontend.vllm.svc.cluster.local.:29550",
+            f"tcp://{'a.' * 126}a:1",
+            "tcp://[::1]:29550",
+            "tcp://[::ffff:10.0.0.1]:29550",
+            "tcp://[fe80::1%eth0.100]:5",
+            "ipc:///tmp/a b",
+            "ipc://@abstract",
+            "ipc://" + "x" * 107,
+        ]
     ),
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
@@ -69,7 +82,7 @@ def _write(directory: Path, text: str | bytes) -> str:
 
 
 @pytest.mark.parametrize("name", _NAMES)
-@hypothesis.settings(max_examples=10)
+@hypothesis.settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_a_value_means_the_same_as_flag_variable_and_yaml(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -188,6 +201,27 @@ def test_the_six_flags_of_vllms_mock_keep_spelling_and_default() -> None:
         "--seed": "0",
         "--log-requests": "true",
     }.items() <= flags.items()
+
+
+# Names, addresses in brackets, and characters that mean something elsewhere in an address.
+_HOSTS = st.text("a1.-_", max_size=8) | st.text("a1:.%").map("[{}]".format) | st.text("a1.:[]%;@*/ é", max_size=8)
+
+
+@hypothesis.settings(deadline=None)
+@given(address=st.builds("tcp://{}:{}".format, _HOSTS, st.integers(1, 65_535)))
+@example(f"tcp://{'a.' * 126}a:1")
+@example("tcp://my_project-vllm_1.:1")
+@example("tcp://[fe80::1%eth0.100]:5")
+@example("ipc://@abstract")
+@example("ipc://" + "x" * 107)
+def test_zmq_takes_every_address_that_is_allowed(address: str) -> None:
+    try:
+        Settings(handshake_address=address)
+    except ValidationError:
+        return
+    with zmq.Context() as context, context.socket(zmq.DEALER) as connection:
+        connection.linger = 0
+        connection.connect(address)
 
 
 # The class.

@@ -3,6 +3,7 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,12 @@ from mockengine.settings_sources import SettingsError, load
 
 _SEEDS = "a whole number from 0 to 18446744073709551615"
 _YAML_FORM = "(use one line `name: value` for each setting)"
+_NEGATED = "is not allowed (use --no-log-requests alone, or --log-requests with true or false)"
+_PORT = "it does not end with a port from 1 to 65535"
+_HOST = "the host is neither a host name nor an IP address"
+_IPV6 = "what the brackets hold is no IPv6 address"
+_PATH = "the path is empty, too long or contains a NUL"
+_ADDRESSES = "tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most 107 bytes"
 _NO_HINT = "(correct or remove it; mockengine --help names them all)"
 
 
@@ -49,10 +56,14 @@ def _write(directory: Path, text: str | bytes) -> str:
         (["--block-size", "24"], "--block-size: 24 is not allowed (use 1, 8, 16, 32, 64, 128 or 256 tokens)"),
         (["--log-level", "INFO"], "--log-level: INFO is not allowed (use debug, info, warning or error)"),
         (["--log-requests=maybe"], "--log-requests: maybe is not allowed (use true or false)"),
-        (
-            ["--no-log-requests=true"],
-            "--no-log-requests: true is not allowed (use --no-log-requests alone, or --log-requests=true)",
-        ),
+        (["--log-requests", "maybe"], "--log-requests: maybe is not allowed (use true or false)"),
+        (["--log-requests", ""], "--log-requests: the value is missing (use true or false)"),
+        (["--log-requests="], "--log-requests: the value is missing (use true or false)"),
+        (["--rejoin", "settings"], "--rejoin: settings is not allowed (use true or false)"),
+        (["--no-log-requests=true"], f"--no-log-requests: true {_NEGATED}"),
+        (["--no-log-requests", "false"], f"--no-log-requests: false {_NEGATED}"),
+        (["--no-log-requests", ""], f"--no-log-requests: '' {_NEGATED}"),
+        (["--no-log-requests=\x1b"], rf"--no-log-requests: '\x1b' {_NEGATED}"),
         (
             ["--parallel-config-hash", "ab"],
             "--parallel-config-hash: ab is not allowed (use 64 digits out of 0-9 and a-f)",
@@ -70,26 +81,72 @@ def test_a_wrong_flag_is_explained(argv: list[str], problem: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address",
+    ("argv", "environ", "problem"),
     [
-        "127.0.0.1:29550",
-        "tcp://127.0.0.1",
-        "tcp://*:29550",
-        "tcp://host:0",
-        "tcp://host:65536",
-        "tcp://::1:29550",
-        "udp://host:1",
-        "ipc://",
-        "ipc://" + "x" * 108,
-        "ipc://" + "é" * 54,
+        (["--seed=x", "--seed=1"], {}, f"--seed: x is not allowed (use {_SEEDS})"),
+        (["--seed=1"], {"MOCKENGINE_SEED": "x"}, f"MOCKENGINE_SEED: x is not allowed (use {_SEEDS})"),
+        (["--rejoin=x", "--no-rejoin"], {}, "--rejoin: x is not allowed (use true or false)"),
     ],
 )
-def test_an_address_that_cannot_be_connected_to_is_refused(address: str) -> None:
+def test_a_wrong_value_is_explained_although_another_one_wins(
+    argv: list[str], environ: dict[str, str], problem: str
+) -> None:
+    assert _problems(*argv, **environ) == [problem]
+
+
+def test_a_wrong_value_in_the_file_is_explained_although_a_flag_wins(tmp_path: Path) -> None:
+    file = _write(tmp_path, "seed: x\n")
+
+    assert _problems("--config", file, "--seed=1") == [f"{file}:1: seed: x is not allowed (use {_SEEDS})"]
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("127.0.0.1:29550", "it does not begin with tcp:// or ipc://"),
+        ("udp://host:1", "it does not begin with tcp:// or ipc://"),
+        ("tcp://127.0.0.1", _PORT),
+        ("tcp://host:", _PORT),
+        ("tcp://host:0", _PORT),
+        ("tcp://host:65536", _PORT),
+        ("tcp://host:000080", _PORT),
+        ("tcp://host:٨٠", _PORT),
+        ("tcp://host:80/", _PORT),
+        ("tcp://256.1.1.1:99", "the host is no IPv4 address"),
+        ("tcp://1.2.3:99", "the host is no IPv4 address"),
+        ("tcp://1:99", "the host is no IPv4 address"),
+        ("tcp://::1:29550", "an IPv6 address stands in brackets"),
+        ("tcp://a:b:99", "an IPv6 address stands in brackets"),
+        ("tcp://[1.2.3]:99", _IPV6),
+        ("tcp://[1.2.3.4]:99", _IPV6),
+        ("tcp://[:::]:99", _IPV6),
+        ("tcp://[]:99", _IPV6),
+        ("tcp://[host]:99", _IPV6),
+        ("tcp://[fe80::1%]:99", _IPV6),
+        ("tcp://[fe80::1%a@b]:99", _IPV6),
+        ("tcp://:99", _HOST),
+        ("tcp://*:29550", _HOST),
+        ("tcp://a@b:99", _HOST),
+        ("tcp://ü.de:99", _HOST),
+        ("tcp://eth0;1.2.3.4:99", _HOST),
+        ("tcp://a b:99", _HOST),
+        ("tcp://-a:99", _HOST),
+        ("tcp://a-.b:99", _HOST),
+        ("tcp://_a:99", _HOST),
+        ("tcp://a..b:99", _HOST),
+        (f"tcp://{'a' * 64}:99", _HOST),
+        (f"tcp://{'a.' * 126}aa:99", _HOST),
+        ("ipc://", _PATH),
+        ("ipc://" + "x" * 108, _PATH),
+        ("ipc://" + "é" * 54, _PATH),
+        ("ipc:///tmp/a\0b", _PATH),
+    ],
+)
+def test_an_address_that_cannot_be_connected_to_is_refused(address: str, reason: str) -> None:
     [problem] = _problems("--handshake-address", address)
 
-    assert problem.endswith(
-        "is not allowed (use tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most 107 bytes)"
-    )
+    assert problem.startswith("--handshake-address: ")
+    assert problem.endswith(f" is not allowed: {reason} (use {_ADDRESSES})")
 
 
 @pytest.mark.parametrize("version", ["0.18", "0.18.9", "0.1", "0.2", "v0.33", "0.33.0+cpu", "1.0", "0.33.", "latest"])
@@ -262,6 +319,7 @@ _ANY_TEXT: SearchStrategy[str] = st.one_of(
 _VARIABLES = tuple(description.variable for description in describe().values())
 
 
+@hypothesis.settings(deadline=None)
 @given(argv=st.lists(_ANY_TEXT), value=_ANY_TEXT, variable=st.sampled_from(_VARIABLES))
 def test_text_of_any_kind_is_understood_or_explained_in_lines(argv: list[str], value: str, variable: str) -> None:
     # A last flag that does not exist: there is always something to explain.
