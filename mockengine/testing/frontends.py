@@ -16,7 +16,7 @@ import http.client
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from mockengine.testing.processes import ChildProcess, free_port
 
@@ -39,8 +39,11 @@ class Frontend(ChildProcess):
     Attributes:
         handshake_port: where engines join.
         http_port: where it serves.
+        slow_start_s: how long its start may take on a slow machine, in seconds.
 
     """
+
+    slow_start_s: ClassVar[float] = 60.0
 
     def __init__(
         self,
@@ -92,11 +95,11 @@ class Frontend(ChildProcess):
         finally:
             connection.close()
 
-    def wait_healthy(self, deadline_s: float = 60.0, *, besides: ChildProcess | None = None) -> None:
+    def wait_healthy(self, deadline_s: float | None = None, *, besides: ChildProcess | None = None) -> None:
         """Wait until it is healthy, for which all its engines must have joined.
 
         Args:
-            deadline_s: how long, in seconds.
+            deadline_s: how long, in seconds; by default `slow_start_s`.
             besides: its engine, without which waiting has no point.
 
         Raises:
@@ -109,7 +112,7 @@ class Frontend(ChildProcess):
             return self.is_healthy or (besides is not None and besides.has_ended)
 
         try:
-            self.wait_until(is_decided, what, deadline_s)
+            self.wait_until(is_decided, what, self.slow_start_s if deadline_s is None else deadline_s)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\nThe engine wrote:\n{besides.tail}" if besides else str(error)) from None
         if besides is not None and besides.has_ended and not self.is_healthy:
@@ -156,6 +159,8 @@ class RustFrontend(Frontend):
 
 class PythonFrontend(Frontend):
     """The Python frontend, `vllm serve`; healthy after 10 to 60 seconds, most of which are imports."""
+
+    slow_start_s = 240.0
 
     def __init__(
         self,

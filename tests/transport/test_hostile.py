@@ -95,8 +95,8 @@ def test_extension_anywhere_in_a_request_ends_it_with_an_error(frontend: Fronten
 
 
 def test_request_cut_off_after_its_id_ends_with_an_error(frontend: FrontendDouble) -> None:
-    frontend.send([ADD, GOLDEN_ADD[:12]])
-    assert frontend.reply("golden").finish_reason is FinishReason.ERROR
+    frontend.send([ADD, GOLDEN_ADD.replace(b"golden", b"cutoff")[:12]])
+    assert frontend.reply("cutoff").finish_reason is FinishReason.ERROR
 
 
 @pytest.mark.parametrize(

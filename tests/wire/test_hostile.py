@@ -725,7 +725,10 @@ def test_long_ids_are_refused_by_their_length_in_bytes() -> None:
     message = read_message([ADD, msgpack.packb([longest, [1]])], 0)
     assert isinstance(message, Add)
     assert message.request.request_id == longest
-    assert unreadable([ADD, msgpack.packb([longest + "é", [1]])]).request_id is None
+    # Too long to serve, but not to be told so.
+    assert unreadable([ADD, msgpack.packb([longest + "é", [1]])]).request_id == longest + "é"
+    longest_answered = "é" * (MAX_ANSWERED_ID_BYTES // 2)
+    assert unreadable([ADD, msgpack.packb([longest_answered + "é", [1]])]).request_id is None
 
 
 def test_long_ids_to_abort_are_only_looked_up() -> None:

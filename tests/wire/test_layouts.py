@@ -132,8 +132,8 @@ def test_lines_have_the_lengths_of_the_protocol() -> None:
         "0.26": (20, 14, False),
         "0.28": (21, 16, False),
         "0.29": (21, 17, False),
-        "0.31": (22, 18, False),
-        "0.32": (22, 18, True),
+        "0.31": (22, 19, False),
+        "0.32": (22, 19, True),
         "0.33": (22, 19, True),
     }
 
@@ -284,8 +284,8 @@ OUTPUT_SAID: Final[dict[str, list[Any]]] = {
     "0.26": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
     "0.28": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
     "0.29": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
-    "0.31": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
-    "0.32": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
+    "0.31": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
+    "0.32": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
     "0.33": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
 }
 """What an output with something in every field of ours says: field by position, or the default in between."""
