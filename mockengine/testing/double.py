@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A frontend double: plays a vLLM frontend towards an engine, for tests that need neither HTTP nor a tokenizer.
 
-It is as strict as the strictest real frontend: what would kill that one raises here. It works with any engine that
-speaks the protocol, not only with this one.
+It is as strict as the strictest real frontend: what would kill that one raises here, and so does what no correct engine
+does (`mockengine.testing.rules` names each rule). It works with any engine that speaks the protocol, not only with this
+one.
 
     with FrontendDouble() as frontend:
         ...  # start an engine on frontend.handshake_address
@@ -19,15 +20,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-import zmq
-
-from mockengine.wire.handshake import (
-    EngineStatus,
-    Init,
-    engine_identity,
-    read_ready_response,
-    read_status,
-)
+from mockengine.testing.conversation import Conversation
+from mockengine.testing.joining import Joining, read_introduction
+from mockengine.testing.rules import EngineMistakeError, Rule
+from mockengine.testing.sockets import FrontendSockets, Socket, receive
+from mockengine.wire.handshake import EngineStatus, engine_identity
 from mockengine.wire.lines import NEWEST, Line
 from mockengine.wire.messages import COORDINATOR_READY, COORDINATOR_SUBSCRIBE, RequestType, write_message
 from mockengine.wire.outputs import (
@@ -37,25 +34,22 @@ from mockengine.wire.outputs import (
     FinishReason,
     StepOutputs,
     UtilityReply,
-    read_envelope,
 )
 from mockengine.wire.requests import request_items
 from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall
 
+__all__ = ["DEADLINE_S", "EngineMistakeError", "FrontendDouble", "Reply", "Rule", "UtilityFailedError"]
+
 DEADLINE_S: Final = 10.0
 """How long every wait lasts at most, unless told otherwise; a wait that is too long raises TimeoutError."""
 
-
-_SMALL_BUFFER_BYTES: Final = 4_096
+# Python's call ids are as large; a test's own, which are small, do not meet them.
+_FIRST_CALL_ID: Final = 2**63 + 2**32
 
 
 class UtilityFailedError(Exception):
     """The engine answered a utility call with a failure; the text is the engine's."""
-
-
-class EngineMistakeError(AssertionError):
-    """The engine did what the protocol forbids and a real frontend suffers from."""
 
 
 @dataclass(slots=True)
@@ -128,85 +122,122 @@ class FrontendDouble:
         self.coordinator_messages: list[Envelope] = []
         self._replies: dict[str, Reply] = {}
         self._utility_replies: dict[int, UtilityReply] = {}
-        self._call_ids = itertools.count(1)
-        self._context = zmq.Context()
-        self._ipc_directory = ipc_directory
-        self._handshake = self._socket(zmq.ROUTER)
-        if handshake_address is not None:
-            self._handshake.bind(handshake_address)
-            self.handshake_address = handshake_address
-        else:
-            self.handshake_address = self._bind(self._handshake, "handshake")
-        self._inputs = [self._socket(zmq.ROUTER) for _ in range(clients)]
-        self._outputs = [self._socket(zmq.PULL) for _ in range(clients)]
-        if not reads_ahead:
-            for socket in self._outputs:
-                socket.set_hwm(1)
-                socket.setsockopt(zmq.RCVBUF, _SMALL_BUFFER_BYTES)
-        self._coordinator_in = from_ranks = self._socket(zmq.PULL) if coordinator else None
-        self._coordinator_out = to_ranks = self._socket(zmq.XPUB) if coordinator else None
-        if to_ranks is not None:
-            # Each rank's subscription counts, though they are all equal.
-            to_ranks.setsockopt(zmq.XPUB_VERBOSE, 1)
-        self.init = Init(
-            inputs=tuple(self._bind(socket, f"input{index}") for index, socket in enumerate(self._inputs)),
-            outputs=tuple(self._bind(socket, f"output{index}") for index, socket in enumerate(self._outputs)),
-            coordinator_input=None if to_ranks is None else self._bind(to_ranks, "coordinator_out"),
-            coordinator_output=None if from_ranks is None else self._bind(from_ranks, "coordinator_in"),
+        self._call_ids = itertools.count(_FIRST_CALL_ID)
+        self._joining = Joining(ranks, line, has_coordinator=coordinator)
+        self._conversation = Conversation(ranks, line)
+        # What was heard and not handed out by `next_status` yet.
+        self._unread: list[tuple[int, EngineStatus]] = []
+        self._sockets = FrontendSockets(
+            clients=clients,
+            coordinator=coordinator,
+            ipc_directory=ipc_directory,
+            handshake_address=handshake_address,
             parallel_config=parallel_config or {},
+            reads_ahead=reads_ahead,
         )
+        self.handshake_address = self._sockets.handshake_address
+        self.init = self._sockets.init
+        self._handshake = self._sockets.handshake
+        self._inputs = self._sockets.inputs
+        self._outputs = self._sockets.outputs
+        self._coordinator_in = self._sockets.from_ranks
+        self._coordinator_out = self._sockets.to_ranks
 
     # Start-up.
 
     def handshake(self, deadline_s: float = DEADLINE_S) -> None:
         """Go through the whole start-up with every rank, then close the handshake as a real frontend does.
 
+        Args:
+            deadline_s: for each message that is due.
+
         Raises:
             TimeoutError: some rank did not play its part.
-            EngineMistakeError: a rank said something at the wrong time or twice.
+            EngineMistakeError: a rank said something that is not due, or nobody waits for it.
 
         """
         self.greet(deadline_s)
         if self._coordinator_out is not None:
             self.subscribe(deadline_s)
-        greeted: set[int] = set()
-        while len(greeted) < self.ranks:
-            rank, status = self.next_status(deadline_s)
-            _require(status.status == "READY", f"rank {rank} said {status.status} where READY is due")
-            greeted.add(rank)
+        while self._joining.awaits_ready:
+            self._hear_status(deadline_s)
         self.take_ready_responses(deadline_s)
+        self._hear_what_is_there()
+        self._joining.refuse_strangers()
         self._handshake.close()
 
     def greet(self, deadline_s: float = DEADLINE_S) -> None:
-        """Answer the HELLO of every rank with INIT."""
-        greeted: set[int] = set()
-        while len(greeted) < self.ranks:
-            rank, status = self.next_status(deadline_s)
-            _require(status.status == "HELLO", f"rank {rank} said {status.status} where HELLO is due")
-            _require(rank not in greeted, f"rank {rank} said HELLO twice")
-            greeted.add(rank)
-            self._handshake.send_multipart([engine_identity(rank), self.init.to_wire()])
+        """Answer the HELLO of every rank with INIT; ranks that nobody waits for are left alone.
+
+        A rank may be READY before another says HELLO: that is what `next_status` returns next.
+        """
+        while True:
+            for rank in self._joining.to_greet:
+                self._handshake.send_multipart([engine_identity(rank), self.init.to_wire()])
+                self._joining.greeted(rank)
+            self._unread = [(rank, status) for rank, status in self._unread if status.status != "HELLO"]
+            if not self._joining.awaits_hello:
+                return
+            self._hear_status(deadline_s)
+            # Whatever else came before INIT leaves was not said in answer to it.
+            self._hear_what_is_there()
 
     def subscribe(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait for the subscription of every rank, then give the go-ahead."""
         socket = self._played(self._coordinator_out)
         for number in range(self.ranks):
-            frames = _receive(socket, deadline_s, f"a subscription ({number} of {self.ranks} came)")
-            _require(frames == [COORDINATOR_SUBSCRIBE], f"{frames} is no subscription")
+            try:
+                frames = receive(socket, deadline_s, f"a subscription ({number} of {self.ranks} came)")
+            except TimeoutError:
+                # Perhaps a rank went on without.
+                self._hear_what_is_there()
+                raise
+            if frames != [COORDINATOR_SUBSCRIBE]:
+                raise EngineMistakeError(Rule.SUBSCRIPTION_UNREADABLE, f"{frames} came")
+        self._hear_what_is_there()
+        self._joining.go_ahead()
         socket.send(COORDINATOR_READY)
 
     def next_status(self, deadline_s: float = DEADLINE_S) -> tuple[int, EngineStatus]:
-        """Wait for the next HELLO or READY of any rank."""
-        identity, frame = _receive(self._handshake, deadline_s, "HELLO or READY")
-        self.statuses.append((int.from_bytes(identity, "little"), read_status(frame)))
-        return self.statuses[-1]
+        """Wait for the next HELLO or READY of any rank; a HELLO is for the caller to answer."""
+        if not self._unread:
+            self._hear_status(deadline_s)
+        rank, status = self._unread.pop(0)
+        self._joining.greeted(rank)
+        return rank, status
 
     def take_ready_responses(self, deadline_s: float = DEADLINE_S) -> None:
         """Wait until every rank has introduced itself to every client."""
         for client, socket in enumerate(self._inputs):
-            for _ in range(self.ranks):
-                identity, frame = _receive(socket, deadline_s, f"a ready response to client {client}")
-                self.ready_responses[int.from_bytes(identity, "little"), client] = read_ready_response(frame)
+            while any((rank, client) not in self.ready_responses for rank in range(self.ranks)):
+                self._take_ready_response(client, receive(socket, deadline_s, f"a ready response to client {client}"))
+        for client, socket in enumerate(self._inputs):
+            while socket.poll(0):
+                self._take_ready_response(client, socket.recv_multipart())
+
+    def _take_ready_response(self, client: int, message: list[bytes]) -> None:
+        identity, *frames = message
+        rank = int.from_bytes(identity, "little")
+        if identity not in map(engine_identity, range(self.ranks)):
+            raise EngineMistakeError(Rule.STRANGER, f"a ready response of rank {rank} to client {client}")
+        if (rank, client) in self.ready_responses:
+            raise EngineMistakeError(Rule.READY_RESPONSE_REPEATED, f"rank {rank} to client {client}")
+        self.ready_responses[rank, client] = read_introduction(rank, frames, self.init, self.line)
+
+    def _hear_status(self, deadline_s: float) -> None:
+        try:
+            identity, *frames = receive(self._handshake, deadline_s, "HELLO or READY")
+        except TimeoutError:
+            # More to the point than that nothing came.
+            self._joining.refuse_strangers()
+            raise
+        heard = self._joining.hear(identity, frames)
+        self.statuses.append(heard)
+        self._unread.append(heard)
+
+    def _hear_what_is_there(self) -> None:
+        while self._handshake.poll(0):
+            self._hear_status(0)
 
     # What a frontend says.
 
@@ -242,13 +273,16 @@ class FrontendDouble:
             "client_index": client,
             **fields,
         }
-        self.send(write_message(RequestType.ADD, request_items(values, self.line.add_items)), rank, client)
+        frames = write_message(RequestType.ADD, request_items(values, self.line.add_items))
+        self._conversation.asked(values, rank, client)
+        self._send(frames, rank, client)
 
     def abort(self, *request_ids: str, rank: int = 0, client: int = 0) -> None:
         """Tell a rank that nobody waits for some requests any more."""
-        self.send(write_message(RequestType.ABORT, list(request_ids)), rank, client)
+        self._conversation.aborted(request_ids)
+        self._send(write_message(RequestType.ABORT, list(request_ids)), rank, client)
 
-    def call(self, method: str, *args: object, rank: int = 0, client: int = 0) -> Any:
+    def call(self, method: str, *args: object, rank: int = 0, client: int = 0, deadline_s: float = DEADLINE_S) -> Any:
         """Make a utility call and wait for its result.
 
         Raises:
@@ -258,16 +292,22 @@ class FrontendDouble:
         """
         call_id = next(self._call_ids)
         call = UtilityCall(client, call_id, method, args)
-        self.send([bytes([RequestType.UTILITY]), call.to_wire()], rank, client)
-        self._listen_until(client, lambda: call_id in self._utility_replies, f"the answer to {method}")
+        self._conversation.called(call_id, method, rank, client)
+        self._send([bytes([RequestType.UTILITY]), call.to_wire()], rank, client)
+        self._listen_until(client, lambda: call_id in self._utility_replies, f"the answer to {method}", deadline_s)
         reply = self._utility_replies.pop(call_id)
         if reply.failure is not None:
             raise UtilityFailedError(reply.failure)
         return reply.result
 
     def send(self, frames: Sequence[bytes], rank: int = 0, client: int = 0) -> None:
-        """Send a message of any content from a client to a rank."""
-        self._inputs[client].send_multipart([engine_identity(rank), *frames])
+        """Send a message of any content from a client to a rank.
+
+        From then on the double knows no longer what was asked: requests and calls that it does not know are not judged,
+        nor are those that the message names.
+        """
+        self._conversation.said_raw(frames)
+        self._send(frames, rank, client)
 
     def broadcast(self, frames: Sequence[bytes]) -> None:
         """Send a message from the coordinator to every rank."""
@@ -308,28 +348,22 @@ class FrontendDouble:
 
         Raises:
             EngineCoreDead: the engine said that it is lost.
-            WireError: what a real frontend would die of.
+            EngineMistakeError: it broke a rule.
+            WireError: what a real frontend cannot read, and dies of.
             TimeoutError: nothing came.
 
         """
-        envelope = read_envelope(_receive(self._outputs[client], deadline_s, "an envelope"), self.line)
-        _require(envelope.engine_index < self.ranks, f"rank {envelope.engine_index} is unknown")
+        envelope = self._conversation.hear(client, receive(self._outputs[client], deadline_s, "an envelope"))
         if isinstance(envelope, StepOutputs):
             self._note(client, envelope)
-        elif isinstance(envelope, UtilityReply):
-            _require(envelope.call_id not in self._utility_replies, f"call {envelope.call_id} answered twice")
-            self._utility_replies[envelope.call_id] = envelope
         else:
-            raise EngineMistakeError(f"{envelope} on a client's socket, which kills a Rust frontend")
+            self._utility_replies[envelope.call_id] = envelope
         return envelope
 
     def listen_as_coordinator(self, deadline_s: float = DEADLINE_S) -> Envelope:
-        """Wait for the next envelope to the coordinator."""
-        socket = self._played(self._coordinator_in)
-        envelope = read_envelope(_receive(socket, deadline_s, "a coordinator message"), self.line)
-        outputs = envelope.outputs if isinstance(envelope, StepOutputs) else ()
-        _require(not outputs, "outputs on the coordinator's socket, which kills a Python coordinator")
-        _require(not isinstance(envelope, UtilityReply), "a utility reply on the coordinator's socket")
+        """Wait for the next envelope to the coordinator; raises as `listen` does."""
+        frames = receive(self._played(self._coordinator_in), deadline_s, "a coordinator message")
+        envelope = self._conversation.hear_as_coordinator(frames)
         self.coordinator_messages.append(envelope)
         return envelope
 
@@ -353,7 +387,7 @@ class FrontendDouble:
 
     def close(self) -> None:
         """Go away, as a frontend that has ended."""
-        self._context.destroy(linger=0)
+        self._sockets.close()
 
     def __enter__(self) -> Self:
         return self
@@ -362,6 +396,9 @@ class FrontendDouble:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _send(self, frames: Sequence[bytes], rank: int, client: int) -> None:
+        self._inputs[client].send_multipart([engine_identity(rank), *frames])
 
     def _note(self, client: int, step: StepOutputs) -> None:
         self.steps[client].append(step)
@@ -380,31 +417,7 @@ class FrontendDouble:
                 raise TimeoutError(f"{awaited} did not come within {deadline_s:g} s")
             self.listen(client, left_s)
 
-    def _played(self, socket: "zmq.Socket[bytes] | None") -> "zmq.Socket[bytes]":
+    def _played(self, socket: Socket | None) -> Socket:
         if socket is None:
             raise ValueError("this double plays no coordinator: make it with coordinator=True")
         return socket
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.linger = 0
-        socket.set_hwm(0)
-        return socket
-
-    def _bind(self, socket: zmq.Socket[bytes], name: str) -> str:
-        if self._ipc_directory is not None:
-            address = f"ipc://{self._ipc_directory / name}"
-            socket.bind(address)
-            return address
-        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
-
-
-def _require(condition: bool, mistake: str) -> None:  # noqa: FBT001 - reads as a sentence
-    if not condition:
-        raise EngineMistakeError(mistake)
-
-
-def _receive(socket: zmq.Socket[bytes], deadline_s: float, awaited: str) -> list[bytes]:
-    if not socket.poll(round(1_000 * deadline_s)):
-        raise TimeoutError(f"{awaited} did not come within {deadline_s:g} s")
-    return socket.recv_multipart()
