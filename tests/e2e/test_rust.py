@@ -6,7 +6,6 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from mockengine.testing.double import FrontendDouble
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
@@ -22,7 +21,15 @@ def test_every_release(any_rust_stack: Stack, check: Callable[[Stack], None]) ->
     check(any_rust_stack)
 
 
-@pytest.mark.parametrize("check", [checks.metrics_count_exactly, checks.many_streams_at_once], ids=lambda c: c.__name__)
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.metrics_count_exactly,
+        checks.many_streams_at_once,
+        checks.same_prompt_gives_the_same_tokens_as_on_the_double,
+    ],
+    ids=lambda check: check.__name__,
+)
 def test_newest_release(rust_stack: Stack, check: Callable[[Stack], None]) -> None:
     check(rust_stack)
 
@@ -120,18 +127,6 @@ def test_every_stream_ends_when_the_engine_leaves() -> None:
         checks.every_stream_ends_when_the_engine_leaves(stack)
         # The notice is what lets a liveness probe restart the frontend.
         wait_until(lambda: stack.get("/health").status_code, lambda status: status == 503, "health")
-
-
-def test_same_prompt_gives_the_same_tokens_on_the_double_and_on_a_real_frontend(rust_stack: Stack) -> None:
-    reply = httpx.post(
-        f"{rust_stack.url}/v1/completions",
-        json={"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 12, "return_token_ids": True},
-        timeout=20,
-    ).json()
-    with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
-        double.handshake()
-        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
-        assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
 
 
 # Method, path, body asked, body answered (None: none, or of no interest).

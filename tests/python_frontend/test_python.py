@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mockengine.testing.double import FrontendDouble
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
 from tests.support import checks
@@ -56,7 +55,12 @@ def four_ranks(python: Path) -> Iterator[Stack]:
 
 @pytest.mark.parametrize(
     "check",
-    [*checks.BASIC, checks.metrics_count_exactly, checks.many_streams_at_once],
+    [
+        *checks.BASIC,
+        checks.metrics_count_exactly,
+        checks.many_streams_at_once,
+        checks.same_prompt_gives_the_same_tokens_as_on_the_double,
+    ],
     ids=lambda check: check.__name__,
 )
 def test_one_rank(one_rank: Stack, check: Callable[[Stack], None]) -> None:
@@ -98,18 +102,6 @@ def test_stop_string_ends_the_reply_and_frees_the_request(one_rank: Stack) -> No
     assert reply.choices[0].finish_reason == "stop"
     assert reply.choices[0].text == text[: text.index(stop)]
     one_rank.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
-
-
-def test_same_prompt_gives_the_same_text_as_on_the_double(one_rank: Stack) -> None:
-    reply = httpx.post(
-        f"{one_rank.url}/v1/completions",
-        json={"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 12, "return_token_ids": True},
-        timeout=20,
-    ).json()
-    with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
-        double.handshake()
-        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
-        assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
 
 
 def test_four_ranks_and_two_api_servers_share_the_work(four_ranks: Stack) -> None:

@@ -9,6 +9,8 @@ import httpx
 import openai
 from openai.types.chat import ChatCompletionMessageParam
 
+from mockengine.testing.double import FrontendDouble
+from mockengine.testing.engine import EngineProcess
 from tests.support.stack import MODEL_NAME, Stack, wait_until
 
 QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello there"}]
@@ -74,6 +76,15 @@ def same_prompt_gives_the_same_text(stack: Stack) -> None:
     assert len(texts) == 1
     other = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT + "!", max_tokens=20)
     assert other.choices[0].text not in texts
+
+
+def same_prompt_gives_the_same_tokens_as_on_the_double(stack: Stack) -> None:
+    body = {"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 12, "return_token_ids": True}
+    reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=20).json()
+    with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
+        double.handshake()
+        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
+        assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
 
 
 def reply_without_max_tokens_ends_by_itself(stack: Stack) -> None:

@@ -96,6 +96,10 @@ class EngineThread:
             time.sleep(0.002)
         raise AssertionError(f"no {event!r} within {DEADLINE_S:g} s; the log holds {self._log.entries}")
 
+    def wait_until_logged(self, event: str, *, times: int) -> None:
+        """Wait until that many entries of an event have been logged."""
+        self.wait_for(event, lambda _entry: len(self.logged(event)) >= times)
+
     def _play(self) -> None:
         journal = Journal(cast("FilteringBoundLogger", self._log), log_requests=True, chunk_size=1)
         self.exit_code = play(self._settings, self._stop, journal)
