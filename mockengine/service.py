@@ -154,8 +154,11 @@ class _Service:
             drain_s=settings.shutdown_timeout_s,
             clock=time.monotonic,
         )
-        ending = loop.run()
-        presence.close()
+        try:
+            ending = loop.run()
+        finally:
+            # Its sockets would keep the context from ending.
+            presence.close()
         if ending is Ending.FRONTEND_LOST:
             self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending

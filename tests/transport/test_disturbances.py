@@ -73,6 +73,21 @@ def test_inputs_that_cannot_be_reached_are_named(monkeypatch: pytest.MonkeyPatch
         assert time.monotonic() - began < 0.5
 
 
+def test_failure_while_the_handshake_address_is_probed_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = _address()
+    with EngineThread(handshake_address=address) as engine:
+        _greet_from_nowhere(address)
+        engine.wait_for("engine ready")
+
+        def fail(*_args: object) -> None:
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr("mockengine.engine.ranks.Ranks.next_deadline", fail)
+        engine.wait_for("engine failed")
+        engine.wait()
+        assert engine.exit_code == 1
+
+
 def test_inputs_that_are_never_reached_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_FIRST_REMINDER_S", 0.1), ("_REMINDER_S", 0.1), ("_STARTUP_LIMIT_S", 0.3)):
         monkeypatch.setattr(f"mockengine.transport.presence.{name}", seconds)
