@@ -63,7 +63,10 @@ def configure(
     # Python leaves sys.stdout None when the process was started with stdout closed.
     is_terminal = stream is not None and stream.isatty()
     for_person = log_format == "console" or (log_format == "auto" and is_terminal)
-    processors = [structlog.processors.add_log_level, *(_console(colors=is_terminal) if for_person else _json())]
+    processors = [
+        structlog.processors.add_log_level,
+        *(_console(colors=is_terminal and _likes_colors()) if for_person else _json()),
+    ]
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
@@ -85,6 +88,11 @@ def flush(deadline_s: float) -> bool:
     """
     output = structlog.get_config()["logger_factory"]
     return output.flush(deadline_s) if isinstance(output, _Output) else True
+
+
+def _likes_colors() -> bool:
+    """Tell whether nothing speaks against colours: NO_COLOR (no-color.org), or a terminal that knows none."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _json() -> list[Processor]:

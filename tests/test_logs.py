@@ -199,7 +199,20 @@ def test_json_is_ascii_whatever_is_logged() -> None:
     assert json.loads(_written(stream))["request_id"] == "é\ud800\x1b\n"
 
 
-def test_auto_is_console_in_colour_on_a_terminal() -> None:
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_console_has_no_colour_where_none_is_wanted(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+    stream = _Terminal()
+    logs.configure("auto", "info", stream)
+
+    logs.get_logger().info(Event.ENGINE_READY)
+
+    assert "\x1b[" not in _written(stream)
+
+
+def test_auto_is_console_in_colour_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     stream = _Terminal()
     logs.configure("auto", "info", stream)
 

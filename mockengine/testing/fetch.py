@@ -33,6 +33,8 @@ _FIRST_WITH_MEMBER: Final = "0.22.1"
 _VERSION_FORM: Final = re.compile(r"\d+\.\d+\.\d+([-+._]?[0-9a-z]+)*")
 _SIZE_HINT: Final = "a download of 250 to 350 MB, of which 60 MB stay"
 _OUTPUT_TAIL_LINES: Final = 15
+# What a shell reports for a program that Ctrl-C ended.
+_INTERRUPTED: Final = 130
 
 _OFFLINE_SIGNS: Final = (
     "NewConnectionError",
@@ -267,13 +269,16 @@ def _to_nobody(_line: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the path of each asked version's executable, one a line; exit code 1 at the first that cannot be had."""
+    """Print the path of each asked version's executable, one a line.
+
+    Exit code 1 at the first that cannot be had, 130 after Ctrl-C.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m mockengine.testing.fetch",
         description="Print the path of a vLLM release's Rust frontend, after downloading it when the cache has none.",
     )
     parser.add_argument(
-        "versions", nargs="*", default=[DEFAULT_VERSION], metavar="VERSION", help="default: %(default)s"
+        "versions", nargs="*", default=[DEFAULT_VERSION], metavar="VERSION", help=f"default: {DEFAULT_VERSION}"
     )
     for version in parser.parse_args(arguments).versions:
         try:
@@ -281,6 +286,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except FetchError as error:
             sys.stderr.write(f"{error}\n")
             return 1
+        except KeyboardInterrupt:
+            return _INTERRUPTED
         sys.stdout.write(f"{path}\n")
     return 0
 
