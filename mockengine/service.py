@@ -187,6 +187,7 @@ class _Service:
             Whether everything has been said, as far as this side can know.
 
         """
+        session.look()
         connected = session.connected_clients
         if not connected and session.was_lost:
             session.close()

@@ -173,6 +173,7 @@ class _Attempt:
             part.handshake.close(0)
         if self._session is None:
             return
+        self._session.look()
         has_joined = any(part.state is _State.JOINED for part in self._ranks)
         if has_joined and self._plan.farewell is not None and self._session.connected_clients:
             # The frontend may believe in that rank and send it requests.

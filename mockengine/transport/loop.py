@@ -23,8 +23,10 @@ from mockengine.wire.messages import COORDINATOR_READY, read_message
 
 # Longest time that arrivals may keep running requests waiting, but for the one message that exceeds it.
 _DRAIN_S: Final = 0.005
+# What was sent before the signal may still be on its way from the kernel to the sockets: leaving waits for such a silence.
+_SILENCE_MS: Final = 100
 # Longest time that leaving spends on what arrived before it.
-_LAST_DRAIN_S: Final = 1.0
+_LAST_DRAIN_S: Final = 3.0
 
 
 class Ending(Enum):
@@ -177,11 +179,12 @@ class Loop:
 
     def _finish_leaving(self) -> None:
         """Answer what has arrived meanwhile, so that no client waits for an engine that is gone; then end the rest."""
+        # Of the inputs alone: other news must not cut the silence short.
+        poller = zmq.Poller()
+        for entry in self._inputs:
+            poller.register(entry.socket, zmq.POLLIN)
         end = self._clock() + _LAST_DRAIN_S
-        while self._clock() < end:
-            readable = dict(self._poller.poll(0))
-            if not any(entry.socket in readable for entry in self._inputs):
-                break
+        while self._clock() < end and (readable := dict(poller.poll(_SILENCE_MS))):
             self._take_in(readable)
         now = self._clock()
         self._send(self._ranks.abort_everything(now))

@@ -92,12 +92,14 @@ class Presence:
         for monitor in self._watched():
             poller.register(monitor.events, zmq.POLLIN)
         # What has happened before leaves no event for the poller.
+        session.look()
         self._note_connections(now)
         self._keep_probing(now)
 
     def look(self, readable: dict[Any, int], now: float) -> None:
         """Take in what the poller saw, and what the time says."""
         if any(monitor.events in readable for monitor in self._watched()):
+            self._session.look()
             self._close_ended_handshakes()
             self._note_connections(now)
         if self._probe is not None and self._probe[1].events in readable:

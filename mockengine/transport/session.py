@@ -125,16 +125,19 @@ class Session:
         if self.coordinator is not None:
             yield self.coordinator
 
-    @property
-    def connected_clients(self) -> list[int]:
-        """Clients that are there, as far as has been noticed."""
+    def look(self) -> None:
+        """Take in what has happened to the connections; the properties below tell what was seen."""
         for monitor in self.monitors:
             monitor.read()
+
+    @property
+    def connected_clients(self) -> list[int]:
+        """Clients that are there."""
         return [client for client, monitor in enumerate(self.monitors) if monitor.connected]
 
     @property
     def is_connected(self) -> bool:
-        """Whether every client is there, as far as has been noticed."""
+        """Whether every client is there."""
         return len(self.connected_clients) == len(self.init.inputs)
 
     @property

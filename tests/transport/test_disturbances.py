@@ -83,6 +83,8 @@ def test_failure_while_the_handshake_address_is_probed_ends_the_process(monkeypa
             raise RuntimeError("a defect")
 
         monkeypatch.setattr("mockengine.engine.ranks.Ranks.next_deadline", fail)
+        # Wakes the loop.
+        engine.ask_to_stop()
         engine.wait_for("engine failed")
         engine.wait()
         assert engine.exit_code == 1
@@ -195,11 +197,11 @@ def test_every_request_queued_at_the_signal_is_answered() -> None:
     ):
         frontend.handshake()
         engine.send_signal(signal.SIGSTOP)
-        for number in range(3_000):
+        for number in range(2_000):
             frontend.add(f"r{number}", max_tokens=ENDLESS)
         engine.send_signal(signal.SIGTERM)
         engine.send_signal(signal.SIGCONT)
-        for number in range(3_000):
+        for number in range(2_000):
             assert frontend.reply(f"r{number}").finish_reason is FinishReason.ABORT
         assert engine.wait() == 0
 
