@@ -83,17 +83,25 @@ class Conversation:
         """Note a utility call."""
         self._calls[call_id] = _Call(method, rank, client)
 
-    def said_raw(self, frames: Sequence[bytes]) -> None:
-        """Note a message of any content; whatever it names is not judged any more."""
+    def said_raw(self, frames: Sequence[bytes]) -> list[str]:
+        """Note a message of any content; whatever it names is not judged any more.
+
+        Returns:
+            The id of the request that it makes, if it makes one of which that much can be read.
+
+        """
         self._knows_everything = False
         kind, payload, *_ = (*frames, b"", b"")
+        made: list[str] = []
         if kind == bytes([RequestType.ADD]):
-            self._lives |= {head: None for head in leading_items(payload, 1) if isinstance(head, str)}
+            made = [head for head in leading_items(payload, 1) if isinstance(head, str)]
+            self._lives |= dict.fromkeys(made)
         elif kind == bytes([RequestType.UTILITY]):
             ids = leading_items(payload, _CALL_ID_POSITION + 1)[_CALL_ID_POSITION:]
             self._calls |= {call_id: None for call_id in ids if type(call_id) is int}
         elif kind == bytes([RequestType.ABORT]):
-            self._lives |= {head: None for head in _strings(payload) if head in self._lives}
+            self._lives |= {request_id: None for request_id in _strings(payload) if request_id in self._lives}
+        return made
 
     # What it hears.
 

@@ -15,26 +15,19 @@ one.
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from mockengine.testing.conversation import Conversation
 from mockengine.testing.joining import Joining, read_introduction
+from mockengine.testing.life import Reply
 from mockengine.testing.rules import EngineMistakeError, Rule
 from mockengine.testing.sockets import FrontendSockets, Socket, receive
 from mockengine.wire.handshake import EngineStatus, engine_identity
 from mockengine.wire.lines import NEWEST, Line
 from mockengine.wire.messages import COORDINATOR_READY, COORDINATOR_SUBSCRIBE, RequestType, write_message
-from mockengine.wire.outputs import (
-    EngineCoreDead,
-    EngineCoreOutput,
-    Envelope,
-    FinishReason,
-    StepOutputs,
-    UtilityReply,
-)
+from mockengine.wire.outputs import EngineCoreDead, Envelope, StepOutputs, UtilityReply
 from mockengine.wire.requests import request_items
 from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall
@@ -50,30 +43,6 @@ _FIRST_CALL_ID: Final = 2**63 + 2**32
 
 class UtilityFailedError(Exception):
     """The engine answered a utility call with a failure; the text is the engine's."""
-
-
-@dataclass(slots=True)
-class Reply:
-    """What has been heard of one request.
-
-    Attributes:
-        outputs: every output, in order.
-        timestamps: of the envelopes they came in, engine seconds.
-
-    """
-
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
-    timestamps: list[float] = field(default_factory=list)
-
-    @property
-    def tokens(self) -> list[int]:
-        """All tokens."""
-        return [token for output in self.outputs for token in output.new_token_ids]
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ended, or None while it has not."""
-        return self.outputs[-1].finish_reason if self.outputs else None
 
 
 class FrontendDouble:
@@ -254,6 +223,8 @@ class FrontendDouble:
     ) -> None:
         """Send a request in the layout of this double's line.
 
+        What was heard of an earlier one of the same id that has ended is forgotten.
+
         Args:
             request_id: names it.
             prompt: its token ids.
@@ -275,6 +246,7 @@ class FrontendDouble:
         }
         frames = write_message(RequestType.ADD, request_items(values, self.line.add_items))
         self._conversation.asked(values, rank, client)
+        self._forget_ended(request_id)
         self._send(frames, rank, client)
 
     def abort(self, *request_ids: str, rank: int = 0, client: int = 0) -> None:
@@ -306,7 +278,8 @@ class FrontendDouble:
         From then on the double knows no longer what was asked: requests and calls that it does not know are not judged,
         nor are those that the message names.
         """
-        self._conversation.said_raw(frames)
+        for request_id in self._conversation.said_raw(frames):
+            self._forget_ended(request_id)
         self._send(frames, rank, client)
 
     def broadcast(self, frames: Sequence[bytes]) -> None:
@@ -399,6 +372,12 @@ class FrontendDouble:
 
     def _send(self, frames: Sequence[bytes], rank: int, client: int) -> None:
         self._inputs[client].send_multipart([engine_identity(rank), *frames])
+
+    def _forget_ended(self, request_id: str) -> None:
+        # Else `reply` would not wait for the end of the new one.
+        reply = self._replies.get(request_id)
+        if reply is not None and reply.finish_reason is not None:
+            del self._replies[request_id]
 
     def _note(self, client: int, step: StepOutputs) -> None:
         self.steps[client].append(step)

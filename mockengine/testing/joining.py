@@ -12,15 +12,15 @@ READY before another says HELLO. Each rank's part is a small machine:
 INIT is what the frontend says; every other event in a state is a mistake.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import NoneType
 from typing import Any, Final
 
 from mockengine.testing.rules import EngineMistakeError, Rule
-from mockengine.wire.codec import unpack
-from mockengine.wire.handshake import DTYPES, IDENTITY_BYTES, EngineStatus, Init, read_status
+from mockengine.wire.codec import WireError, unpack
+from mockengine.wire.handshake import DTYPES, IDENTITY_BYTES, EngineStatus, Init, read_ready_response, read_status
 from mockengine.wire.lines import LINES, OLDEST, Line
 from mockengine.wire.values import mapping, named, shown
 
@@ -147,26 +147,26 @@ class _Key:
     Attributes:
         types: of its value; an int is never negative.
         required_since: first line whose frontends die without it; None for none.
-        least: of an int.
 
     """
 
     types: tuple[type, ...]
     required_since: str | None = None
-    least: int = 0
 
 
-_SOME: Final = (int, NoneType)
+# Up to then a frontend expects an empty frame and looks at nothing.
+_FIRST_READ: Final = "0.21"
+_INT_OR_NIL: Final = (int, NoneType)
 _TEXT_OR_NIL: Final = (str, NoneType)
 _READY_RESPONSE: Final[Mapping[str, _Key]] = {
-    "max_model_len": _Key((int,), "0.20", least=1),
-    "num_gpu_blocks": _Key((int,), "0.20", least=1),
-    "block_size": _Key((int,), "0.20", least=1),
-    "dp_stats_address": _Key(_TEXT_OR_NIL, "0.20"),
-    "dtype": _Key((str,), "0.20"),
-    "vllm_version": _Key((str,), "0.20"),
-    "world_size": _Key((int,), "0.20"),
-    "data_parallel_size": _Key((int,), "0.20"),
+    "max_model_len": _Key((int,), _FIRST_READ),
+    "num_gpu_blocks": _Key((int,), _FIRST_READ),
+    "block_size": _Key((int,), _FIRST_READ),
+    "dp_stats_address": _Key(_TEXT_OR_NIL, _FIRST_READ),
+    "dtype": _Key((str,), _FIRST_READ),
+    "vllm_version": _Key((str,), _FIRST_READ),
+    "world_size": _Key((int,), _FIRST_READ),
+    "data_parallel_size": _Key((int,), _FIRST_READ),
     "tensor_parallel_size": _Key((int,), "0.26"),
     "pipeline_parallel_size": _Key((int,), "0.26"),
     "decode_context_parallel_size": _Key((int,), "0.26"),
@@ -176,14 +176,14 @@ _READY_RESPONSE: Final[Mapping[str, _Key]] = {
     "instance_id": _Key((str,), "0.26"),
     "supports_lora": _Key((bool,), "0.29"),
     "max_loras": _Key((int,), "0.29"),
-    "mamba_block_size": _Key(_SOME),
-    "kv_cache_size_tokens": _Key(_SOME),
+    "mamba_block_size": _Key(_INT_OR_NIL),
+    "kv_cache_size_tokens": _Key(_INT_OR_NIL),
     "kv_cache_max_concurrency": _Key((int, float, NoneType)),
     "kv_events_config": _Key((dict, NoneType)),
     "weight_transfer_backend": _Key(_TEXT_OR_NIL),
     "enable_sleep_mode": _Key((bool,)),
     "supports_draft_weight_updates": _Key((bool,)),
-    "effective_attention_block_size": _Key(_SOME),
+    "effective_attention_block_size": _Key(_INT_OR_NIL),
     "coord_store_port": _Key((int,)),
     "coordinator_input_address": _Key(_TEXT_OR_NIL),
     "coordinator_output_address": _Key(_TEXT_OR_NIL),
@@ -194,13 +194,11 @@ _READY_RESPONSE: Final[Mapping[str, _Key]] = {
 def read_introduction(rank: int, frames: Sequence[bytes], init: Init, line: Line) -> dict[str, Any]:
     """Read what a rank says of itself on an input socket, as strictly as the strictest frontend of `line` does.
 
-    Frontends of 0.19 expect an empty frame and look at nothing.
-
     Raises:
         EngineMistakeError: such a frontend would not start.
 
     """
-    is_ignored = line.name == OLDEST.name
+    is_ignored = _age(line.name) < _age(_FIRST_READ)
     try:
         (frame,) = frames
         said = named(unpack(frame), "ready response")
@@ -208,29 +206,31 @@ def read_introduction(rank: int, frames: Sequence[bytes], init: Init, line: Line
         if is_ignored:
             return {}
         raise EngineMistakeError(Rule.READY_RESPONSE_UNREADABLE, f"rank {rank}: {error}") from error
-    if not is_ignored:
-        for judge in (_judge_keys, _judge_values, _judge_lora):
-            judge(f"ready response of rank {rank}", said, init, line)
+    if is_ignored:
+        return said
+    whose = f"ready response of rank {rank}"
+    _judge_keys(whose, said, line)
+    try:
+        read_ready_response(frame)
+    except WireError as error:
+        raise EngineMistakeError(Rule.READY_RESPONSE_WRONG_VALUE, f"{whose}: {error}") from error
+    _judge_values(whose, said, init)
+    _judge_lora(whose, said)
     return said
 
 
-_Judge = Callable[[str, Mapping[str, Any], Init, Line], None]
-
-
-def _judge_keys(whose: str, said: Mapping[str, Any], _init: Init, line: Line) -> None:
-    names = [known.name for known in LINES]
-    # What several lines have in common is called after all of them, oldest first.
-    age = names.index(line.name.split("|")[0])
+def _judge_keys(whose: str, said: Mapping[str, Any], line: Line) -> None:
     for name, key in _READY_RESPONSE.items():
-        if key.required_since is not None and names.index(key.required_since) <= age and name not in said:
+        is_required = key.required_since is not None and _age(key.required_since) <= _age(line.name)
+        if is_required and name not in said:
             raise EngineMistakeError(Rule.READY_RESPONSE_LACKS_KEY, f"{whose}: no {name}")
 
 
-def _judge_values(whose: str, said: Mapping[str, Any], init: Init, _line: Line) -> None:
+def _judge_values(whose: str, said: Mapping[str, Any], init: Init) -> None:
     for name, key in _READY_RESPONSE.items():
         value = said.get(name)
-        # An int or a bool may be left out where it may not be nil; that was judged before.
-        if name in said and (type(value) not in key.types or (type(value) is int and value < key.least)):
+        # A key may be left out although its value may not be nil.
+        if name in said and (type(value) not in key.types or (type(value) is int and value < 0)):
             raise EngineMistakeError(Rule.READY_RESPONSE_WRONG_VALUE, f"{whose}: {name} is {shown(value)}")
     if said["dtype"] not in DTYPES:
         raise EngineMistakeError(Rule.READY_RESPONSE_WRONG_VALUE, f"{whose}: dtype is {shown(said['dtype'])}")
@@ -239,8 +239,13 @@ def _judge_values(whose: str, said: Mapping[str, Any], init: Init, _line: Line) 
         raise EngineMistakeError(Rule.READY_RESPONSE_WRONG_VALUE, found)
 
 
-def _judge_lora(whose: str, said: Mapping[str, Any], _init: Init, _line: Line) -> None:
+def _judge_lora(whose: str, said: Mapping[str, Any]) -> None:
     supported, most = said.get("supports_lora", False), said.get("max_loras", 0)
     if supported != (most > 0):
         found = f"{whose}: supports_lora is {supported}, max_loras is {most}"
         raise EngineMistakeError(Rule.READY_RESPONSE_LORA_CONTRADICTION, found)
+
+
+def _age(line_name: str) -> int:
+    """Return the place of a line among all; what several have in common is called after them, oldest first."""
+    return [line.name for line in LINES].index(line_name.split("|", maxsplit=1)[0])

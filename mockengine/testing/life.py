@@ -5,7 +5,7 @@ It knows what was asked, and no other request. Where an output goes and who send
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from mockengine.testing.rules import EngineMistakeError, Rule
@@ -56,8 +56,32 @@ class Asked:
         )
 
 
-class Life:
+@dataclass(slots=True)
+class Reply:
     """What has been heard of one request.
+
+    Attributes:
+        outputs: every output, in order.
+        timestamps: of the envelopes they came in, engine seconds.
+
+    """
+
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+    timestamps: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens."""
+        return [token for output in self.outputs for token in output.new_token_ids]
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended, or None while it has not."""
+        return self.outputs[-1].finish_reason if self.outputs else None
+
+
+class Life:
+    """What one request has been through.
 
     Attributes:
         asked: what was wanted.

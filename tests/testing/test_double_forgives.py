@@ -210,3 +210,15 @@ def test_line_whose_requests_do_not_tell_where_prefill_stats_belong_does_not_wan
         frontend.add("r1")
         engine.say(step(1, first(prefill_stats=None)))
         listen(frontend, engine.said)
+
+
+def test_reply_to_an_id_that_is_used_again_is_that_of_the_second_request() -> None:
+    with joined() as (frontend, (engine, _)):
+        for at, reason in ((1, LENGTH), (2, STOP)):
+            frontend.add("r1")
+            engine.say(step(at, first(finish_reason=reason)))
+            assert frontend.reply("r1").finish_reason is reason
+            assert frontend.reply("r1").tokens == [7]
+        frontend.send(write_message(RequestType.ADD, request_items({"request_id": "r1"}, 22)))
+        engine.say(step(3, more(tokens=(), finish_reason=ERROR)))
+        assert frontend.reply("r1").finish_reason is ERROR
