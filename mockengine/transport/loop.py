@@ -23,7 +23,7 @@ from mockengine.wire.messages import COORDINATOR_READY, read_message
 
 # Longest time that arrivals may keep running requests waiting, but for the one message that exceeds it.
 _DRAIN_S: Final = 0.005
-# What was sent before the signal may still be on its way from the kernel to the sockets: leaving waits for such a silence.
+# What was sent before a signal may still be on its way to the sockets: leaving waits for a silence this long.
 _SILENCE_MS: Final = 100
 # Longest time that leaving spends on what arrived before it.
 _LAST_DRAIN_S: Final = 3.0
