@@ -183,7 +183,13 @@ class _Attempt:
     def _greet(self, rank: int) -> _Rank:
         socket = make_socket(self._context, zmq.DEALER, self._plan.address, engine_identity(rank))
         monitor = PeerMonitor(socket)
-        socket.connect(self._plan.address)
+        try:
+            socket.connect(self._plan.address)
+        except zmq.ZMQError:
+            # Left open, it would keep the context, and so the process, from ending.
+            monitor.close()
+            socket.close(0)
+            raise
         socket.send(EngineStatus("HELLO").to_wire())
         return _Rank(rank, socket, monitor)
 

@@ -144,3 +144,18 @@ def test_stranger_at_the_address_is_named() -> None:
             stranger.send_multipart([identity, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
             engine.wait()
         assert engine.exit_code == 1
+
+
+def test_handshake_address_that_zmq_refuses_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = zmq.Socket.connect
+
+    def refuse(socket: zmq.Socket[bytes], address: str) -> object:
+        if address.startswith("tcp:"):
+            raise zmq.ZMQError(22)
+        return connect(socket, address)
+
+    monkeypatch.setattr(zmq.Socket, "connect", refuse)
+    with EngineThread(handshake_address="tcp://127.0.0.1:1") as engine:
+        engine.wait_for("engine failed")
+        engine.wait()
+    assert engine.exit_code == 1
