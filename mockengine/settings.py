@@ -183,15 +183,24 @@ class Settings(BaseSettings):
 
     # The engine that is played
     max_model_len: Tokens = Field(default=32_768, description="Longest prompt and reply together.")
-    block_size: BlockSize = Field(default=16, description="Size of one block of the KV cache.")
+    block_size: BlockSize = Field(
+        default=16, description="Size of one block of the KV cache, as reported to the frontend."
+    )
     num_gpu_blocks: Annotated[int, Unit("blocks")] = Field(
-        default=16_384, ge=1, le=10_000_000, description="Number of blocks in the KV cache of each rank."
+        default=16_384,
+        ge=1,
+        le=10_000_000,
+        description="Number of blocks in the KV cache of each rank, as reported to the frontend.",
     )
     max_num_seqs: Annotated[int, Unit("requests")] = Field(
-        default=256, ge=1, le=65_536, description="Most requests that run at the same time on each rank."
+        default=256,
+        ge=1,
+        le=65_536,
+        description="Most requests at a time on each rank, as reported to the frontend; no limit is kept yet.",
     )
     max_num_batched_tokens: Tokens = Field(
-        default=8_192, description="Most tokens that one step of a rank processes, prompts included."
+        default=8_192,
+        description="Most tokens in one step of a rank, as reported to the frontend; no limit is kept yet.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Number format of the model, as reported to the frontend."
