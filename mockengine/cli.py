@@ -2,7 +2,7 @@
 """The front door: which command is meant, its exit code, and the help.
 
 It knows the commands by name and leaves the work to them. What only some commands need is imported when one of them
-runs, so that smoke answers without pydantic, and help and settings without numpy and ZMQ.
+runs, so that health and smoke answer without pydantic, and help and settings without numpy and ZMQ.
 """
 
 import json
@@ -27,6 +27,7 @@ _WIDTH: Final = 110
 _USAGE: Final = """\
 usage: mockengine [serve] [FLAGS]
        mockengine settings [FLAGS] [--json]
+       mockengine health [FLAGS]
        mockengine smoke --url URL [FLAGS]
 
 Plays vLLM's engine core, so that a real vLLM frontend serves without a GPU.
@@ -34,6 +35,7 @@ Plays vLLM's engine core, so that a real vLLM frontend serves without a GPU.
 Commands:
   serve     join the frontend and serve it; this is the default
   settings  print the settings in effect and where each comes from
+  health    ask a running engine's admin port whether it is alive; exit code 0: it is, 1: it is not
   smoke     send one chat completion to a frontend and say what came back; has a --help of its own
 
 Settings: a flag wins over a variable, a variable over the YAML file, the file over the default.
@@ -67,7 +69,11 @@ def _serve(words: list[str]) -> int:
         return _WRONG_USE
     from mockengine import service  # noqa: PLC0415 - brings numpy and ZMQ, see above
 
-    return service.run(loaded.settings)
+    try:
+        return service.run(loaded.settings)
+    except service.StartError as error:
+        _complain(f"mockengine: {error}\n")
+        return _FAILED
 
 
 def _settings(words: list[str]) -> int:
@@ -86,6 +92,28 @@ def _settings(words: list[str]) -> int:
     return _say(_table([("SETTING", "VALUE", "FROM"), *lines]))
 
 
+def _health(words: list[str]) -> int:
+    answered = _answer_about_us(words)
+    if answered is not None:
+        return answered
+    from mockengine import health  # noqa: PLC0415 - see above
+
+    address = health.address_from(os.environ) if not words else None
+    if address is None:
+        loaded = _load(words)
+        if loaded is None:
+            return _WRONG_USE
+        address = loaded.settings.admin_host, loaded.settings.admin_port
+    if not address[1]:
+        _complain("mockengine: admin_port is 0, so there is nobody to ask (set it to the engine's)\n")
+        return _WRONG_USE
+    is_alive, text = health.ask(*address)
+    if is_alive:
+        return _say(text)
+    _complain(f"mockengine: {text}\n")
+    return _FAILED
+
+
 def _smoke(words: list[str]) -> int:
     from mockengine import smoke  # noqa: PLC0415 - an HTTP client that serving does not need
 
@@ -97,7 +125,12 @@ def _smoke(words: list[str]) -> int:
     return exit_code or said
 
 
-_COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {"serve": _serve, "settings": _settings, "smoke": _smoke}
+_COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
+    "serve": _serve,
+    "settings": _settings,
+    "health": _health,
+    "smoke": _smoke,
+}
 
 
 def _load(words: list[str]) -> "Loaded | None":

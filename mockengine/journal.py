@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine and the transport report, as lines of the log."""
+"""What the engine and the transport report: counted, and told as lines of the log."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,29 @@ from structlog.typing import FilteringBoundLogger
 
 from mockengine.engine.observer import Served
 from mockengine.logs import Event
+from mockengine.status import Counts
+from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Unreadable
+from mockengine.wire.outputs import FinishReason
 
 
 class Journal:
-    """Writes reports to a log; the keys of each event are those of docs/logs.md."""
+    """Counts reports and writes them to a log; the keys of each event are those of docs/logs.md.
+
+    Attributes:
+        counts: what has been reported so far.
+        turned_at: when the engine's thread last went through its loop, in seconds of the monotonic clock; 0 before.
+
+    """
 
     def __init__(
         self, log: FilteringBoundLogger, *, log_requests: bool, chunk_size: int, vllm_version: str = "auto"
     ) -> None:
+        self.counts = Counts()
+        # Series that are there from the start can be watched for their first increase.
+        self.counts.finished.update({reason.name.lower(): 0 for reason in FinishReason})
+        self.counts.dropped.update(dict.fromkeys([*Flaw, "init"], 0))
+        self.turned_at = 0.0
         self._log = log
         self._vllm_version = vllm_version
         self._log_requests = log_requests
@@ -25,6 +39,7 @@ class Journal:
 
     def request_started(self, request: Served) -> None:
         """Log that a request was accepted, unless requests are not logged."""
+        self.counts.prompt_tokens += request.prompt_tokens
         if self._log_requests:
             self._log.info(
                 Event.REQUEST_STARTED,
@@ -36,8 +51,13 @@ class Journal:
                 chunk_size=self._chunk_size,
             )
 
+    def tokens_said(self, count: int) -> None:
+        """Count the tokens of a step."""
+        self.counts.output_tokens += count
+
     def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
         """Log that an accepted request ended, unless requests are not logged."""
+        self.counts.finished[finish_reason] += 1
         if self._log_requests:
             self._log.info(
                 Event.REQUEST_FINISHED,
@@ -52,10 +72,12 @@ class Journal:
 
     def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:
         """Log that a request was answered with an error."""
+        self.counts.refused += 1
         self._log.warning(Event.REQUEST_REFUSED, request_id=request_id, engine=engine, client=client, reason=reason)
 
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
         """Log that a message could not be read."""
+        self.counts.dropped[message.flaw] += 1
         self._log.warning(
             Event.MESSAGE_DROPPED,
             reason=message.reason,
@@ -75,6 +97,16 @@ class Journal:
             hint="the frontend may fail to decode what it is sent: set vllm_version to its release, or to auto",
         )
 
+    # The loop.
+
+    def turned(self, now: float) -> None:
+        """Note that the engine's thread goes on."""
+        self.turned_at = now
+
+    def stepped(self, lateness_s: float) -> None:
+        """Count a step and how late it was."""
+        self.counts.lateness.add(lateness_s)
+
     # The life of the process.
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
@@ -91,6 +123,7 @@ class Journal:
 
     def init_unreadable(self, reason: str, rank: int, frame_bytes: int) -> None:
         """Log that the frontend's INIT could not be read."""
+        self.counts.dropped["init"] += 1
         self._log.warning(
             Event.MESSAGE_DROPPED,
             reason=reason,
@@ -106,6 +139,7 @@ class Journal:
 
     def ready(self, engines: Sequence[int], clients: int, join_s: float, *, coordinator: bool) -> None:
         """Log that all ranks have joined."""
+        self.counts.joins += 1
         self._log.info(
             Event.ENGINE_READY,
             engines=list(engines),
@@ -126,12 +160,25 @@ class Journal:
 
     def frontend_lost(self, reason: str, requests_dropped: int, served_s: float, hint: str | None) -> None:
         """Log that the frontend is gone."""
+        self.counts.frontends_lost += 1
         self._log.warning(
             Event.FRONTEND_LOST,
             reason=reason,
             requests_dropped=requests_dropped,
             served_s=round(served_s, 3),
             **_hint(hint),
+        )
+
+    def frontend_abandoned(self, outputs: Sequence[str]) -> None:
+        """Log that a frontend has been told that the engine before this one is gone."""
+        self._log.warning(Event.ABANDONED_FRONTEND_TOLD, outputs=list(outputs))
+
+    def state_not_kept(self, reason: str) -> None:
+        """Log that the state file could not be written."""
+        self._log.warning(
+            Event.STATE_NOT_KEPT,
+            reason=reason,
+            hint="an engine that is killed now leaves its frontend waiting for ever: see to the file of state_file",
         )
 
     def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
@@ -141,6 +188,10 @@ class Journal:
     def left(self, exit_code: int, reason: str) -> None:
         """Log the end of the process."""
         self._log.info(Event.ENGINE_LEFT, exit_code=exit_code, reason=reason)
+
+    def admin_failed(self, reason: str, error: BaseException | None) -> None:
+        """Log that the admin port could not answer because of a defect."""
+        self._log.error(Event.ADMIN_REQUEST_FAILED, reason=reason, **({} if error is None else {"exc_info": error}))
 
     def failed(self, error: BaseException) -> None:
         """Log an end that nobody planned, with its traceback."""

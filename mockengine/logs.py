@@ -37,6 +37,8 @@ class Event(StrEnum):
     ENGINE_READY = "engine ready"
     FRONTEND_STARTING = "frontend starting"
     FRONTEND_LOST = "frontend lost"
+    ABANDONED_FRONTEND_TOLD = "abandoned frontend told"
+    STATE_NOT_KEPT = "state not kept"
     MESSAGE_DROPPED = "message dropped"
     ENGINE_LEAVING = "engine leaving"
     ENGINE_LEFT = "engine left"
@@ -45,6 +47,7 @@ class Event(StrEnum):
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"
+    ADMIN_REQUEST_FAILED = "admin request failed"
     LOG_LINES_DROPPED = "log lines dropped"
 
 
@@ -88,6 +91,12 @@ def flush(deadline_s: float) -> bool:
     """
     output = structlog.get_config()["logger_factory"]
     return output.flush(deadline_s) if isinstance(output, _Output) else True
+
+
+def lines_dropped() -> int:
+    """Return how many lines were lost since `configure`."""
+    output = structlog.get_config()["logger_factory"]
+    return output.lines_dropped if isinstance(output, _Output) else 0
 
 
 def _likes_colors() -> bool:
@@ -145,10 +154,11 @@ class _Output:
         self._lock = threading.Lock()
         self._queued = threading.Condition(self._lock)
         self._written = threading.Condition(self._lock)
-        # Each text with the number of lines that are lost with it.
-        self._queue: deque[tuple[str, int]] = deque()
+        # Each text, and what is lost with it: lines that are new, and lines that were lost before, which it tells of.
+        self._queue: deque[tuple[str, int, int]] = deque()
         self._queued_characters = 0
         self._lost = 0
+        self.lines_dropped = 0
         self._is_writing = False
         # Whether a disk became full in the middle of a line.
         self._is_line_cut = False
@@ -161,12 +171,14 @@ class _Output:
         """Leave one line to the thread, or drop it; never waits for the stream and never raises."""
         with self._lock:
             if self._stream is None:
+                self.lines_dropped += 1
                 return
             if len(self._queue) >= _MAX_LINES or self._queued_characters >= _MAX_CHARACTERS:
                 self._lost += 1
+                self.lines_dropped += 1
                 return
             self._queue_loss()
-            self._append(line, 1)
+            self._append(line, 1, 0)
             if self._thread is None:
                 self._start()
             self._queued.notify()
@@ -178,13 +190,13 @@ class _Output:
         with self._lock:
             return self._written.wait_for(lambda: not self._queue and not self._is_writing, deadline_s)
 
-    def _append(self, line: str, stands_for: int) -> None:
-        self._queue.append((line + "\n", stands_for))
+    def _append(self, line: str, new: int, lost_before: int) -> None:
+        self._queue.append((line + "\n", new, lost_before))
         self._queued_characters += len(line) + 1
 
     def _queue_loss(self) -> None:
         if self._lost:
-            self._append(self._loss_line(self._lost), self._lost)
+            self._append(self._loss_line(self._lost), 0, self._lost)
             self._lost = 0
 
     def _start(self) -> None:
@@ -197,39 +209,41 @@ class _Output:
 
     def _work(self) -> None:
         while True:
-            text, lines = self._take()
+            text, new, lost_before = self._take()
             try:
                 self._write(text)
             except BrokenPipeError:
-                self._give_up()
+                self._give_up(new)
             except (OSError, ValueError):
                 # A full disk, with which the next line may have more luck, or a stream that somebody closed.
                 with self._lock:
-                    self._lost += lines
+                    self._lost += new + lost_before
+                    self.lines_dropped += new
             else:
                 with self._lock:
                     if not self._queue:
                         # Perhaps no line comes that would bring the loss up.
                         self._queue_loss()
 
-    def _take(self) -> tuple[str, int]:
-        """Wait for lines, and return what one write may hold and how many lines are lost if it fails."""
+    def _take(self) -> tuple[str, int, int]:
+        """Wait for lines, and return what one write may hold and, as in the queue, what is lost if it fails."""
         with self._lock:
             self._is_writing = False
             self._written.notify_all()
             while not self._queue:
                 self._queued.wait()
             self._is_writing = True
-            text, lines = self._queue.popleft()
+            text, new, lost_before = self._queue.popleft()
             taken = [text]
             size = len(text)
             while self._queue and size + len(self._queue[0][0]) <= _MAX_WRITE:
-                text, stands_for = self._queue.popleft()
+                text, more_new, more_lost_before = self._queue.popleft()
                 taken.append(text)
                 size += len(text)
-                lines += stands_for
+                new += more_new
+                lost_before += more_lost_before
             self._queued_characters -= size
-            return "".join(taken), lines
+            return "".join(taken), new, lost_before
 
     def _write(self, text: str) -> None:
         stream = cast("TextIO", self._stream)
@@ -252,10 +266,11 @@ class _Output:
                 # Somebody who shares the other end made it non-blocking.
                 _wait_for_room(descriptor)
 
-    def _give_up(self) -> None:
-        """Stop logging: the reader has gone for good."""
+    def _give_up(self, lines: int) -> None:
+        """Stop logging: the reader has gone for good, with `lines` that were on their way."""
         with self._lock:
             self._stream = None
+            self.lines_dropped += lines + sum(new for _, new, _ in self._queue)
             self._queue.clear()
 
 

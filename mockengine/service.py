@@ -2,12 +2,15 @@
 """The life of the process: start, join, serve, drain, leave; and join again when the frontend goes away."""
 
 import time
+from contextlib import ExitStack
 from typing import Final
 from uuid import uuid4
 
 import zmq
 
-from mockengine import logs
+from mockengine import __version__, logs
+from mockengine.admin.port import AdminPort, AdminPortError
+from mockengine.admin.view import View
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
@@ -16,12 +19,15 @@ from mockengine.journal import Journal
 from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
+from mockengine.state_file import Served, StateFile, StateFileError
+from mockengine.transport.abandoned import Outcome, tell_abandoned
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
 from mockengine.transport.loop import Ending, Loop
 from mockengine.transport.presence import Presence
 from mockengine.transport.session import Session
 from mockengine.transport.sockets import Context, make_context
 from mockengine.transport.stop import StopSignal
+from mockengine.watch import Watch
 from mockengine.wire.handshake import Init, ReadyResponse
 from mockengine.wire.lines import line_of_release
 from mockengine.wire.outputs import ENGINE_CORE_DEAD
@@ -39,12 +45,19 @@ _DEFAULT_VLLM_VERSION: Final = "0.33.0"
 _SOON_S: Final = 10.0
 
 
+class StartError(Exception):
+    """The engine cannot start where it is; the text says why and what to do."""
+
+
 def run(settings: Settings) -> int:
     """Play the engine in the main thread until a signal asks to stop; return the exit code.
 
     Returns:
         0 after SIGTERM or SIGINT; 1 when no frontend was joined in time, when the frontend went away and
         `rejoin` is off, or after an error that nobody planned.
+
+    Raises:
+        StartError: the admin port or the state file cannot be had.
 
     """
     logs.configure(settings.log_format, settings.log_level)
@@ -62,12 +75,21 @@ def run(settings: Settings) -> int:
 
 
 def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
-    """Play the engine until `stop` is requested; return the exit code, as `run` does."""
-    context = make_context()
-    service = _Service(settings, context, stop, journal)
-    exit_code, reason = service.run()
-    # Blocks until what was said last has left, or its linger time is over.
-    context.term()
+    """Play the engine until `stop` is requested; return the exit code and raise errors as `run` does."""
+    try:
+        state_file = StateFile(settings.state_file)
+        admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
+    except (AdminPortError, StateFileError) as error:
+        raise StartError(str(error)) from error
+    with ExitStack() as cleanup:
+        context = make_context()
+        service = _Service(settings, context, stop, journal, state_file, admin)
+        if admin is not None:
+            cleanup.callback(admin.close)
+            admin.start(service.view(), journal.admin_failed, stop.fail)
+        exit_code, reason = service.run()
+        # Blocks until what was said last has left, or its linger time is over.
+        context.term()
     journal.left(exit_code, reason)
     return exit_code
 
@@ -75,22 +97,38 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
 class _Service:
     """One process's way from frontend to frontend."""
 
-    def __init__(self, settings: Settings, context: Context, stop: StopSignal, journal: Journal) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        context: Context,
+        stop: StopSignal,
+        journal: Journal,
+        state_file: StateFile,
+        admin: AdminPort | None,
+    ) -> None:
         self._settings = settings
         self._context = context
         self._stop = stop
         self._journal = journal
+        self._state_file = state_file
+        self._admin = admin
         self._instance_id = uuid4().hex
         self._ranks = range(settings.start_rank, settings.start_rank + settings.engine_count)
+        self._watch = Watch(self._ranks, journal, stop)
+
+    def view(self) -> View:
+        """Return what the admin port may see."""
+        return View(__version__, self._watch.status, self._journal.counts, logs.lines_dropped, self._stop.wake)
 
     def run(self) -> tuple[int, str]:
         """Serve one frontend after the other; return the exit code and why it is that."""
+        self._tell_abandoned()
         while True:
             session: Session | None = None
             try:
                 session = self._join()
                 if session is None:
-                    return EXIT_OK, "asked to stop"
+                    return self._stopped()
                 ending = self._serve(session)
             except JoinTimeoutError as timeout:
                 return EXIT_FAILED, str(timeout)
@@ -101,9 +139,25 @@ class _Service:
                 return EXIT_FAILED, "failed"
             if ending is Ending.STOPPED:
                 said_all = self._leave(session, notice=self._settings.leave_notice == "dead")
-                return EXIT_OK, "asked to stop" + ("" if said_all else "; the frontend did not read the last of it")
+                return self._stopped("" if said_all else "; the frontend did not read the last of it")
             if not self._settings.rejoin:
                 return EXIT_FAILED, "the frontend is gone and rejoin is off"
+
+    def _stopped(self, remark: str = "") -> tuple[int, str]:
+        if self._stop.failure is None:
+            return EXIT_OK, f"asked to stop{remark}"
+        self._journal.failed(self._stop.failure)
+        return EXIT_FAILED, "failed"
+
+    def _tell_abandoned(self) -> None:
+        """Tell the frontend that an engine served which was killed, so that it is restarted and joined anew."""
+        served = self._state_file.recall(self._ranks)
+        if served is not None and self._settings.leave_notice == "dead":
+            notice = [ENGINE_CORE_DEAD]
+            outcome = tell_abandoned(self._context, served.outputs, served.handshake_address, notice, self._stop)
+            if outcome is Outcome.TOLD:
+                self._journal.frontend_abandoned(served.outputs)
+        self._state_file.forget()
 
     def _join(self) -> Session | None:
         settings = self._settings
@@ -128,12 +182,16 @@ class _Service:
                 time.monotonic() - started,
                 coordinator=session.init.has_coordinator,
             )
+            if self._admin is not None:
+                self._admin.begin()
         return session
 
     def _serve(self, session: Session) -> Ending:
         settings = self._settings
         started = time.monotonic()
         ranks = self._make_ranks(session.init)
+        self._remember(session)
+        self._watch.serving(session, ranks)
         poller = zmq.Poller()
         presence = Presence(
             self._context,
@@ -159,9 +217,16 @@ class _Service:
         finally:
             # Its sockets would keep the context from ending.
             presence.close()
+            self._watch.joining()
         if ending is Ending.FRONTEND_LOST:
             self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending
+
+    def _remember(self, session: Session) -> None:
+        served = Served(tuple(self._ranks), self._settings.handshake_address, tuple(session.init.outputs))
+        problem = self._state_file.remember(served)
+        if problem is not None:
+            self._journal.state_not_kept(problem)
 
     def _lose(self, session: Session, ranks: Ranks, presence: Presence, served_s: float) -> None:
         """Forget a frontend that is gone and its requests, after telling those of its API servers that are left."""
@@ -173,6 +238,7 @@ class _Service:
         if presence.is_replaced:
             # Behind the same addresses may be the next frontend, which must not hear that its engine is gone.
             session.close()
+            self._state_file.forget()
             return
         connected = session.connected_clients
         for message in last_words:
@@ -191,6 +257,7 @@ class _Service:
         connected = session.connected_clients
         if not connected and session.was_lost:
             session.close()
+            self._state_file.forget()
             return True
         if notice:
             for client in connected or range(len(session.outputs)):
@@ -200,6 +267,8 @@ class _Service:
             session.close(_SHORT_LINGER_MS)
             return True
         said_all = session.flush(_LINGER_MS / 1_000)
+        if said_all:
+            self._state_file.forget()
         session.close(_LINGER_MS)
         return said_all
 

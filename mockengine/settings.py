@@ -28,6 +28,8 @@ _BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 # What the kernel allows for the path of a Unix socket, without its closing NUL.
 _MAX_IPC_PATH_BYTES: Final = 107
 _MAX_HOST_NAME: Final = 253
+# What the kernel allows for a path, without its closing NUL.
+_MAX_PATH_BYTES: Final = 4_095
 # Not RFC 1123 alone: docker compose makes names with an underscore.
 _LABEL: Final = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _ZONE: Final = re.compile("[A-Za-z0-9._-]+")
@@ -106,6 +108,17 @@ def _is_ip(kind: Callable[[str], object], text: str) -> bool:
     return True
 
 
+def _check_admin_host(value: str) -> str:
+    _check_host(f"[{value}]" if ":" in value else value)
+    return value
+
+
+def _check_path(value: str | None) -> str | None:
+    if value is not None and (not 0 < len(value.encode()) <= _MAX_PATH_BYTES or "\0" in value or value.endswith("/")):
+        raise ReasonError("the path is empty, too long, contains a NUL or ends like a folder's")
+    return value
+
+
 Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
 Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=_MAX_INT32)]
 Address = Annotated[
@@ -118,6 +131,14 @@ VllmVersion = Annotated[
     str,
     Allowed("auto, or a release from 0.19 on, such as 0.33 or 0.33.0"),
     Field(pattern=r"^(auto|0\.(19|[2-9][0-9]|[1-9][0-9]{2})(\.[0-9]{1,3})?)$"),
+]
+AdminHost = Annotated[
+    str, Allowed("a host name or an IP address, IPv6 without brackets"), AfterValidator(_check_admin_host)
+]
+OptionalPath = Annotated[
+    str | None,
+    Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
+    AfterValidator(_check_path),
 ]
 OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]
 
@@ -179,6 +200,25 @@ class Settings(BaseSettings):
     )
     shutdown_timeout_s: Seconds = Field(
         default=0.0, description="How long running requests may go on after SIGTERM; 0 aborts them at once."
+    )
+
+    state_file: OptionalPath = Field(
+        default=None,
+        description=(
+            "File that remembers the served frontend, in a place that outlives the process, so that an engine that was "
+            "killed and starts again can tell it that its requests are lost; unset remembers nothing."
+        ),
+    )
+
+    # Admin port
+    admin_host: AdminHost = Field(
+        default="127.0.0.1", description="Address at which the admin port listens; the container image sets 0.0.0.0."
+    )
+    admin_port: int = Field(
+        default=0,
+        ge=0,
+        le=2**16 - 1,
+        description="Port for health, readiness and metrics over HTTP; 0 is off, the container image sets 29555.",
     )
 
     # The engine that is played
@@ -252,6 +292,7 @@ class Settings(BaseSettings):
 # A group of `--help` and of the docs starts at the setting named here.
 _GROUPS: Final = {
     "handshake_address": "Joining the frontend, and leaving it",
+    "admin_host": "Admin port",
     "max_model_len": "The engine that is played",
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",

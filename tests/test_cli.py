@@ -80,11 +80,22 @@ def test_problems_with_the_settings_exit_with_2_and_start_nothing(
     )
 
 
+def test_an_engine_that_cannot_start_where_it_is_exits_with_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nowhere" / "state.json"
+
+    assert main(["--state-file", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(
+        f"mockengine: state_file {path} cannot be used: No such file or directory"
+    )
+
+
 def test_an_unknown_command_exits_with_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sevre", "--seed", "x"]) == 2
     assert capsys.readouterr() == (
         "",
-        "mockengine: there is no command 'sevre' (use serve, settings, smoke, or --help)\n",
+        "mockengine: there is no command 'sevre' (use serve, settings, health, smoke, or --help)\n",
     )
 
 
@@ -239,6 +250,7 @@ def test_smoke_says_what_it_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["settings"], "pydantic"),
         (["--sed", "1"], "pydantic"),
         (["--version"], ""),
+        (["health", "--admin-port=1"], "pydantic"),
         (["smoke", "--help"], ""),
         (_SMOKE.split(), ""),
         (["nonsense"], ""),

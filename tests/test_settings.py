@@ -35,6 +35,8 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
             "ipc://" + "x" * 107,
         ]
     ),
+    "admin_host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "localhost"]),  # noqa: S104
+    "state_file": st.sampled_from(["/var/lib/mockengine/state.json", "state", "a folder/state", "é"]),
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),

@@ -20,6 +20,7 @@ from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
 from mockengine.replies.key import reply_key
 from mockengine.replies.length import plan_ending
+from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
     EngineCoreOutput,
@@ -76,7 +77,8 @@ class EngineCore:
         """Take one message that arrived on the socket of `client` (or `COORDINATOR`); return what is to be sent."""
         match message:
             case Add() | Abort() | UtilityCall() if client == COORDINATOR:
-                unexpected = Unreadable("only START_DP_WAVE comes from a coordinator", type(message).__name__, ())
+                reason = "only START_DP_WAVE comes from a coordinator"
+                unexpected = Unreadable(reason, type(message).__name__, (), flaw=Flaw.MISDIRECTED)
                 return self._unreadable(unexpected, client, now)
             case Add(request):
                 return self._add(request, client, now)
@@ -112,6 +114,16 @@ class EngineCore:
     def num_requests(self) -> int:
         """Requests waiting and running."""
         return len(self._waiting) + len(self._running)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are stepped."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests accepted and not stepped yet."""
+        return len(self._waiting)
 
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, `now` or earlier being at once, or None while there is nothing to do.
@@ -225,13 +237,16 @@ class EngineCore:
     def _advance(self, now: float, blocked: AbstractSet[int]) -> dict[int, list[EngineCoreOutput]]:
         by_client: dict[int, list[EngineCoreOutput]] = {}
         finished: list[tuple[Request, FinishReason]] = []
+        tokens = 0
         for request in self._running.values():
             if request.client in blocked:
                 continue
             output = request.advance(self._config.output_token_chunk_size)
             by_client.setdefault(request.client, []).append(output)
+            tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 finished.append((request, output.finish_reason))
+        self._observer.tokens_said(tokens)
         for request, reason in finished:
             del self._running[request.request_id]
             self._report_finished(request, reason, now)

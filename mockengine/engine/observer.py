@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an engine reports to whoever watches it: logs now, counters later. The engine itself writes nothing."""
+"""What an engine reports to whoever watches it. The engine itself writes nothing and counts nothing."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,6 +34,9 @@ class Observer(Protocol):
 
     def request_started(self, request: Served) -> None:
         """Hear that a request was accepted."""
+
+    def tokens_said(self, count: int) -> None:
+        """Hear how many tokens one step has said, over all requests."""
 
     def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
         """Hear that an accepted request ended, `duration_s` seconds after it was accepted."""

@@ -73,6 +73,9 @@ class JoinReporter(Protocol):
     def join_interrupted(self, reason: str, hint: str | None) -> None:
         """Hear that an attempt failed and another begins."""
 
+    def turned(self, now: float) -> None:
+        """Hear that joining goes on, whenever it wakes up."""
+
 
 class JoinTimeoutError(Exception):
     """No frontend was joined in the time allowed."""
@@ -157,10 +160,13 @@ class _Attempt:
             if stop.requested:
                 return None
             now = self._clock()
+            self._reporter.turned(now)
             if now >= next_reminder:
                 self._remind()
                 next_reminder = now + _REMINDER_S
             readable = dict(poller.poll(max(0, round(1_000 * (self._next_wake(next_reminder) - now)))))
+            if stop.fileno() in readable:
+                stop.clear_wakeup()
             self._check_timeout()
             for position, part in enumerate(self._ranks):
                 self._advance(position, part, readable, poller)

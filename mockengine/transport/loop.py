@@ -37,7 +37,13 @@ class Ending(Enum):
 
 
 class LoopReporter(Protocol):
-    """Hears how the loop ends."""
+    """Hears how the loop goes, and how it ends."""
+
+    def turned(self, now: float) -> None:
+        """Hear that the loop goes on, once per turn."""
+
+    def stepped(self, lateness_s: float) -> None:
+        """Hear that a step has begun, so long after it was due."""
 
     def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
@@ -66,7 +72,7 @@ class Loop:
             presence: tells when the frontend is gone.
             stop: the wish to stop.
             poller: what the loop sleeps in; `presence` has its sockets there already.
-            reporter: hears of the end.
+            reporter: hears of every turn and of the end.
             drain_s: how long requests may go on after a signal; 0 aborts them at once.
             clock: monotonic, in seconds.
 
@@ -85,6 +91,8 @@ class Loop:
             self._outboxes[COORDINATOR] = session.coordinator
         self._blocked: set[int] = set()
         self._leave_by: float | None = None
+        # When the next step was due, as far as was known before the last sleep.
+        self._due: float | None = None
         for entry in self._inputs:
             poller.register(entry.socket, zmq.POLLIN)
         poller.register(stop.fileno(), zmq.POLLIN)
@@ -93,6 +101,7 @@ class Loop:
         """Serve until a signal has been obeyed or the frontend is gone."""
         while True:
             now = self._clock()
+            self._reporter.turned(now)
             if self._stop.requested and self._leave_by is None:
                 self._begin_leaving(now)
             if self._leave_by is not None and (now >= self._leave_by or not self._ranks.num_requests):
@@ -140,6 +149,8 @@ class Loop:
         now = self._clock()
         deadline = self._ranks.next_deadline(now, self._blocked)
         if deadline is not None and deadline <= now:
+            due = deadline if self._due is None else min(deadline, self._due)
+            self._reporter.stepped(now - due)
             self._send(self._ranks.step(now, self._blocked))
 
     def _send(self, outbound: list[Outbound]) -> None:
@@ -162,8 +173,9 @@ class Loop:
 
     def _patience_ms(self, now: float) -> int | None:
         """Return how long to sleep at most; None is until something arrives."""
+        self._due = self._ranks.next_deadline(now, self._blocked)
         moments = (
-            self._ranks.next_deadline(now, self._blocked),
+            self._due,
             self._presence.next_deadline(),
             self._leave_by,
         )

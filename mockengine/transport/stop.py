@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wish to stop: SIGTERM and SIGINT, made visible to a poller.
+"""What the engine's thread must hear while it sleeps in a poller: SIGTERM, SIGINT, and calls from other threads.
 
 pyzmq's poll goes on sleeping after a Python signal handler has run, so the handler alone would stop nothing; the
 wake-up socket, which the poller watches, ends its sleep.
@@ -19,15 +19,17 @@ class StopSignal:
     """The wish of whoever started the process that it ends. A second signal ends it on the spot.
 
     Used as a context manager in the main thread: handlers are installed within and restored after. `request` does
-    what a first signal does, from any thread.
+    what a first signal does, from any thread; so does `fail`, for a thread that cannot go on.
 
     Attributes:
         signal_name: the first signal that arrived, or None.
+        failure: why the process cannot go on, or None.
 
     """
 
     def __init__(self) -> None:
         self.signal_name: str | None = None
+        self.failure: BaseException | None = None
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.settimeout(0)
@@ -46,7 +48,17 @@ class StopSignal:
     def request(self, name: str) -> None:
         """Ask to stop for the reason of that name."""
         self.signal_name = name
-        with suppress(BlockingIOError):
+        self.wake()
+
+    def fail(self, error: BaseException) -> None:
+        """Ask to stop because of an error in another thread."""
+        self.failure = error
+        self.request("failure")
+
+    def wake(self) -> None:
+        """Make whoever polls the descriptor go through its loop once."""
+        # A closed one has nobody to wake.
+        with suppress(BlockingIOError, OSError):
             self._writer.send(b"\0")
 
     def close(self) -> None:

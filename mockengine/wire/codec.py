@@ -5,6 +5,7 @@ Knows msgpack and its extension codes (protocol section 2.3). Knows no message.
 """
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any, Final
 
 import msgpack
@@ -23,8 +24,27 @@ _packer = msgpack.Packer(use_bin_type=True, autoreset=True, unicode_errors="repl
 _TIMESTAMP_AS_DATETIME: Final = 3
 
 
+class Flaw(StrEnum):
+    """Kinds of what can be wrong with a message, few enough to count by."""
+
+    FRAMING = "framing"
+    TOO_LARGE = "too_large"
+    NOT_MSGPACK = "not_msgpack"
+    MALFORMED = "malformed"
+    MISDIRECTED = "misdirected"
+
+
 class WireError(ValueError):
-    """Bytes that are not the message they should be. The text names the place, what is there and what is allowed."""
+    """Bytes that are not the message they should be. The text names the place, what is there and what is allowed.
+
+    Attributes:
+        flaw: the kind of it.
+
+    """
+
+    def __init__(self, text: str, flaw: Flaw = Flaw.MALFORMED) -> None:
+        super().__init__(text)
+        self.flaw = flaw
 
 
 class RawView(bytes):
@@ -56,7 +76,7 @@ def unpack(data: bytes) -> Any:
 
     """
     if len(data) > MAX_PAYLOAD_BYTES:
-        raise WireError(f"{len(data)} bytes where at most {MAX_PAYLOAD_BYTES} are allowed")
+        raise WireError(f"{len(data)} bytes where at most {MAX_PAYLOAD_BYTES} are allowed", Flaw.TOO_LARGE)
     return _reading(lambda: msgpack.unpackb(data, **_options()))
 
 
@@ -127,7 +147,7 @@ class _ContainerCount:
     def __call__(self, container: Any) -> Any:
         self._left -= 1
         if self._left < 0:
-            raise WireError(f"more than {MAX_CONTAINERS} arrays and maps")
+            raise WireError(f"more than {MAX_CONTAINERS} arrays and maps", Flaw.TOO_LARGE)
         return container
 
 
@@ -137,11 +157,12 @@ def _reading(read: Callable[[], Any]) -> Any:
     except WireError:
         raise
     except UnicodeDecodeError as error:
-        raise WireError(f"a string is not UTF-8: {error.reason} at byte {error.start} of it") from error
+        text = f"a string is not UTF-8: {error.reason} at byte {error.start} of it"
+        raise WireError(text, Flaw.NOT_MSGPACK) from error
     except RecursionError as error:
-        raise WireError("nested too deeply") from error
+        raise WireError("nested too deeply", Flaw.TOO_LARGE) from error
     except Exception as error:  # msgpack raises ValueError, TypeError, OverflowError and subclasses of its own
-        raise WireError(f"not msgpack: {str(error) or type(error).__name__}") from error
+        raise WireError(f"not msgpack: {str(error) or type(error).__name__}", Flaw.NOT_MSGPACK) from error
 
 
 def _read_ext(code: int, data: bytes) -> RawView:

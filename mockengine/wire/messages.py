@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from mockengine.wire.codec import WireError, has_nil_at, leading_items, pack, unpack
+from mockengine.wire.codec import Flaw, WireError, has_nil_at, leading_items, pack, unpack
 from mockengine.wire.requests import EngineCoreRequest, read_request
 from mockengine.wire.utility import MAX_METHOD_CHARACTERS, UtilityCall, read_utility_call
 from mockengine.wire.values import UINT64_MAX, WAVE_MAX, array, integer, strings, wrong
@@ -75,6 +75,7 @@ class Unreadable:
         call: the utility call it would have made (arguments empty), when its id could be read.
         is_pooling: whether the request would have been one for pooling, as far as can be told; its final output then
             needs a tensor.
+        flaw: the kind of what is wrong.
 
     """
 
@@ -84,6 +85,7 @@ class Unreadable:
     request_id: str | None = None
     call: UtilityCall | None = None
     is_pooling: bool = False
+    flaw: Flaw = Flaw.MALFORMED
 
 
 Message = Add | Abort | StartDpWave | UtilityCall | Unreadable
@@ -99,7 +101,7 @@ def read_message(frames: Sequence[bytes], client: int) -> Message:
         request_type = _request_type(frames)
         return _read_payload(request_type, frames)
     except WireError as error:
-        return _unreadable(str(error), request_type, frames, client)
+        return _unreadable(error, request_type, frames, client)
 
 
 def write_message(request_type: RequestType, payload: object, aux_frames: Sequence[bytes] = ()) -> list[bytes]:
@@ -109,15 +111,16 @@ def write_message(request_type: RequestType, payload: object, aux_frames: Sequen
 
 def _request_type(frames: Sequence[bytes]) -> RequestType:
     if not frames:
-        raise WireError("a message without frames")
+        raise WireError("a message without frames", Flaw.FRAMING)
     if len(frames[0]) != 1 or frames[0][0] not in list(RequestType):
-        raise WireError(f"request type {frames[0][:8].hex() or 'empty'} where one byte of 00 to 03 is expected")
+        found = frames[0][:8].hex() or "empty"
+        raise WireError(f"request type {found} where one byte of 00 to 03 is expected", Flaw.FRAMING)
     return RequestType(frames[0][0])
 
 
 def _read_payload(request_type: RequestType, frames: Sequence[bytes]) -> Message:
     if len(frames) == 1:
-        raise WireError("no payload frame")
+        raise WireError("no payload frame", Flaw.FRAMING)
     return _READERS[request_type](frames)
 
 
@@ -143,7 +146,7 @@ _READERS: Final[Mapping[RequestType, Callable[[Sequence[bytes]], Message]]] = {
 }
 
 
-def _unreadable(reason: str, request_type: RequestType | None, frames: Sequence[bytes], client: int) -> Unreadable:
+def _unreadable(error: WireError, request_type: RequestType | None, frames: Sequence[bytes], client: int) -> Unreadable:
     request_id: str | None = None
     call: UtilityCall | None = None
     is_pooling = False
@@ -156,7 +159,8 @@ def _unreadable(reason: str, request_type: RequestType | None, frames: Sequence[
     elif request_type is RequestType.UTILITY and len(frames) > 1:
         call = _salvaged_call(leading_items(frames[1], _METHOD_POSITION + 1), client)
     name = request_type.name if request_type is not None else (frames[0][:8].hex() if frames else "")
-    return Unreadable(reason, name, tuple(len(frame) for frame in frames), request_id, call, is_pooling)
+    sizes = tuple(len(frame) for frame in frames)
+    return Unreadable(str(error), name, sizes, request_id, call, is_pooling, error.flaw)
 
 
 def _salvaged_call(head: list[Any], client: int) -> UtilityCall | None:

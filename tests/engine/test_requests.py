@@ -18,6 +18,7 @@ def test_tokens_come_one_at_a_time_and_the_last_one_with_the_finish_reason() -> 
     outputs = rig.outputs("r1")
     assert [len(output.new_token_ids) for output in outputs] == [1, 1, 1]
     assert [output.finish_reason for output in outputs] == [None, None, FinishReason.LENGTH]
+    assert rig.watcher.tokens == 3
 
 
 def test_last_chunk_is_clipped() -> None:

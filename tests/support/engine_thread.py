@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 from structlog.typing import FilteringBoundLogger
 
 from mockengine.journal import Journal
-from mockengine.service import play
+from mockengine.service import StartError, play
 from mockengine.settings import Settings
 from mockengine.testing.double import FrontendDouble
 from mockengine.transport.stop import StopSignal
@@ -36,6 +36,7 @@ class EngineThread:
 
     Attributes:
         exit_code: what the process would have ended with, once it has ended.
+        error: why it did not start, if it did not.
 
     """
 
@@ -48,6 +49,7 @@ class EngineThread:
                 **settings,
             }
         self.exit_code: int | None = None
+        self.error: StartError | None = None
         self._settings = Settings(**settings)
         self._log = _Log()
         self._stop = StopSignal()
@@ -102,4 +104,7 @@ class EngineThread:
 
     def _play(self) -> None:
         journal = Journal(cast("FilteringBoundLogger", self._log), log_requests=True, chunk_size=1)
-        self.exit_code = play(self._settings, self._stop, journal)
+        try:
+            self.exit_code = play(self._settings, self._stop, journal)
+        except StartError as error:
+            self.error = error

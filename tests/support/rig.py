@@ -61,9 +61,13 @@ class Watcher:
     refused: list[tuple[str, str]] = field(default_factory=list)
     dropped: list[Unreadable] = field(default_factory=list)
     contradicted: list[tuple[str, int]] = field(default_factory=list)
+    tokens: int = 0
 
     def request_started(self, request: Served) -> None:
         self.started.append(request)
+
+    def tokens_said(self, count: int) -> None:
+        self.tokens += count
 
     def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
         self.finished.append((request, finish_reason, duration_s))

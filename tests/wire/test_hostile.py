@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mockengine.wire.codec import MAX_CONTAINERS, MAX_PAYLOAD_BYTES, WireError, pack
+from mockengine.wire.codec import MAX_CONTAINERS, MAX_PAYLOAD_BYTES, Flaw, WireError, pack
 from mockengine.wire.handshake import read_init, read_ready_response, read_status
 from mockengine.wire.kv_events import read_event_batch
 from mockengine.wire.lines import LINES
@@ -418,12 +418,29 @@ def _with_one_bit_flipped(payload: bytes) -> Iterator[bytes]:
 
 
 def test_message_of_any_number_of_frames_is_sane() -> None:
-    assert unreadable([]) == Unreadable("a message without frames", "", ())
-    assert unreadable([ADD]) == Unreadable("no payload frame", "ADD", (1,))
+    assert unreadable([]) == Unreadable("a message without frames", "", (), flaw=Flaw.FRAMING)
+    assert unreadable([ADD]) == Unreadable("no payload frame", "ADD", (1,), flaw=Flaw.FRAMING)
     assert unreadable([b"", b"", b""]).request_type == ""
     for count in range(2, 6):
         assert isinstance(read_message([ADD, golden("add_rust"), *[b"\x00"] * (count - 2)], 0), Add)
         assert isinstance(read_message([ABORT, golden("abort"), *[b"\x00"] * (count - 2)], 0), Abort)
+
+
+@pytest.mark.parametrize(
+    ("frames", "flaw"),
+    [
+        ([b"\x09", b"\xc0"], Flaw.FRAMING),
+        ([ADD, b"\xc1"], Flaw.NOT_MSGPACK),
+        ([ADD, b"\x92\xa2r1"], Flaw.NOT_MSGPACK),
+        ([ABORT, b"\x91\xa1\xff"], Flaw.NOT_MSGPACK),
+        ([ABORT, b"\xdd\x00\x04\x00\x00" + b"\x90" * 2**18], Flaw.TOO_LARGE),
+        ([ABORT, b"\xc0" * (MAX_PAYLOAD_BYTES + 1)], Flaw.TOO_LARGE),
+        ([ABORT, b"\xc0"], Flaw.MALFORMED),
+    ],
+    ids=["type", "reserved byte", "truncated", "text", "containers", "bytes", "type of value"],
+)
+def test_what_is_wrong_is_of_a_kind(frames: list[bytes], flaw: Flaw) -> None:
+    assert unreadable(frames).flaw is flaw
 
 
 def test_every_wrong_type_byte_is_named() -> None:

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks an engine's admin port whether it is alive, for `mockengine health`.
+
+Container probes run that every few seconds, so it imports next to nothing, the settings' own machinery least of all.
+"""
+
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Final
+
+_VARIABLES: Final = ("MOCKENGINE_CONFIG", "MOCKENGINE_ADMIN_HOST", "MOCKENGINE_ADMIN_PORT")
+_DEFAULT_HOST: Final = "127.0.0.1"
+_PORTS: Final = range(1, 2**16)
+# What listens at all addresses is asked at the loopback one.
+_ALL_ADDRESSES: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing is bound here
+# A little more than an engine waits for its loop before it says that it is stuck.
+_TIMEOUT_S: Final = 3.0
+_MOST_BYTES: Final = 65_536
+
+
+def address_from(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return host and port of the admin port where the variables alone name them plainly, else None."""
+    config, host, port = (environ.get(name, "") for name in _VARIABLES)
+    if config or not (port.isascii() and port.isdigit()) or int(port) not in _PORTS:
+        return None
+    return host or _DEFAULT_HOST, int(port)
+
+
+def ask(host: str, port: int) -> tuple[bool, str]:
+    """Ask the admin port at that address; return whether the engine is alive, and one line that says so or why not."""
+    connection = http.client.HTTPConnection(_ALL_ADDRESSES.get(host, host), port, timeout=_TIMEOUT_S)
+    where = f"the admin port at {host}, port {port}"
+    try:
+        connection.request("GET", "/health")
+        response = connection.getresponse()
+        answer = json.loads(response.read(_MOST_BYTES))
+        word, reason = answer["status"], answer.get("reason")
+    except TimeoutError:
+        return False, f"{where} did not answer within {_TIMEOUT_S:g} s: the engine hangs"
+    except OSError as error:
+        return (
+            False,
+            f"{where} does not answer: {error.strerror or error} (is the engine running, with this admin_port?)",
+        )
+    except (http.client.HTTPException, ValueError, TypeError, KeyError, AttributeError):
+        return False, f"{where} does not answer as an engine does: does something else listen there?"
+    finally:
+        connection.close()
+    is_alive = response.status == http.client.OK
+    return is_alive, str(word) if reason is None else f"{word}: {reason}"

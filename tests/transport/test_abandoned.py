@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An engine that was killed: its successor tells the frontend that waits for it, and nobody else."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mockengine.service import StartError
+from mockengine.testing.double import FrontendDouble
+from mockengine.testing.engine import EngineProcess
+from tests.support.engine_thread import EngineThread
+
+
+@pytest.fixture
+def state_file(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+def _serve_and_kill(frontend: FrontendDouble, state_file: Path, *flags: str) -> None:
+    """Let an engine join, serve and die without a word."""
+    arguments = (f"--handshake-address={frontend.handshake_address}", f"--state-file={state_file}", *flags)
+    with EngineProcess(*arguments) as engine:
+        frontend.handshake()
+        frontend.add("before", max_tokens=1)
+        frontend.reply("before")
+        engine.kill()
+    assert state_file.exists()
+
+
+def test_the_abandoned_frontend_is_told_and_the_next_one_joined(state_file: Path) -> None:
+    with FrontendDouble(clients=2) as frontend:
+        address = frontend.handshake_address
+        _serve_and_kill(frontend, state_file)
+        with EngineThread(handshake_address=address, state_file=str(state_file)) as engine:
+            for client in range(2):
+                frontend.wait_for_death(client)
+            told = engine.wait_for("abandoned frontend told")
+            assert told["outputs"] == list(frontend.init.outputs)
+            engine.wait_for("engine joining")
+            assert not state_file.exists()
+            with FrontendDouble(handshake_address=address) as successor:
+                successor.handshake()
+                successor.add("after", max_tokens=2)
+                assert len(successor.reply("after").tokens) == 2
+
+
+def test_with_the_next_frontend_waiting_nobody_is_told(state_file: Path) -> None:
+    with FrontendDouble() as frontend:
+        _serve_and_kill(frontend, state_file)
+        with (
+            FrontendDouble(handshake_address=frontend.handshake_address) as successor,
+            EngineThread(successor, state_file=str(state_file)) as engine,
+        ):
+            successor.handshake()
+            assert frontend.hears_nothing()
+            assert not engine.logged("abandoned frontend told")
+
+
+def test_a_frontend_that_is_gone_delays_nothing_for_long(state_file: Path) -> None:
+    with FrontendDouble() as frontend:
+        _serve_and_kill(frontend, state_file)
+        address = frontend.handshake_address
+    with EngineThread(handshake_address=address, state_file=str(state_file)) as engine:
+        engine.wait_for("engine joining")
+        assert not engine.logged("abandoned frontend told")
+        assert not state_file.exists()
+
+
+@pytest.mark.parametrize(
+    "other", [{"start_rank": 1, "data_parallel_size": 2}, {"leave_notice": "none"}], ids=["other ranks", "no notice"]
+)
+def test_it_is_not_told_by_an_engine_that(other: dict[str, Any], state_file: Path) -> None:
+    with FrontendDouble() as frontend:
+        _serve_and_kill(frontend, state_file)
+        address = frontend.handshake_address
+        with EngineThread(handshake_address=address, state_file=str(state_file), **other) as engine:
+            engine.wait_for("engine joining")
+            assert frontend.hears_nothing()
+
+
+def test_addresses_that_are_none_do_no_harm(state_file: Path) -> None:
+    served = {"ranks": [0], "handshake_address": "tcp://127.0.0.1:1", "outputs": ["nonsense", "tcp://[::1"]}
+    state_file.write_text(json.dumps(served))
+    with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
+        engine.wait_for("engine joining")
+
+
+def test_an_engine_that_leaves_with_a_word_leaves_no_state(state_file: Path) -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(state_file)) as engine:
+        frontend.handshake()
+        frontend.add("a", max_tokens=1)
+        frontend.reply("a")
+        kept = json.loads(state_file.read_text())
+        assert kept["ranks"] == [0]
+        assert kept["outputs"] == list(frontend.init.outputs)
+        engine.ask_to_stop()
+        frontend.wait_for_death()
+        engine.wait()
+        assert not state_file.exists()
+
+
+def test_a_frontend_that_goes_away_leaves_no_state(state_file: Path) -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(state_file)) as engine:
+        frontend.handshake()
+        engine.wait_for("engine ready")
+        frontend.close()
+        engine.wait_for("frontend lost")
+        engine.wait_until_logged("engine joining", times=2)
+        assert not state_file.exists()
+
+
+def test_a_signal_cuts_the_search_short(state_file: Path) -> None:
+    # An address that swallows connections: nothing says that nobody is there.
+    served = {"ranks": [0], "handshake_address": "tcp://192.0.2.1:1", "outputs": ["tcp://192.0.2.1:2"]}
+    state_file.write_text(json.dumps(served))
+    with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
+        engine.stop()
+        assert engine.exit_code == 0
+
+
+def test_state_that_cannot_be_kept_is_said_and_costs_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(folder / "state")) as engine:
+        engine.wait_for("engine joining")
+        folder.rmdir()
+        frontend.handshake()
+        frontend.add("a", max_tokens=1)
+        frontend.reply("a")
+        assert engine.wait_for("state not kept")["reason"] == "No such file or directory"
+
+
+def test_an_engine_does_not_start_without_the_file_that_it_is_told_to_keep(tmp_path: Path) -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(tmp_path / "no" / "state")) as engine:
+        engine.wait()
+        assert isinstance(engine.error, StartError)
+        assert "cannot be used: No such file or directory" in str(engine.error)
