@@ -14,6 +14,7 @@ class Dialect:
     """
 
     def __init__(self, line: Line | None = None) -> None:
+        self._named = line
         self._candidates: tuple[Line, ...] = LINES if line is None else (line,)
         self._line = ANY if line is None else line
         self._is_compared = False
@@ -34,11 +35,13 @@ class Dialect:
             return None
         self._is_compared = True
         seen = lines_of_add(request.items, request.sampling_keys, from_python=request.is_from_python)
-        possible = tuple(line for line in self._candidates if line in seen)
-        if possible:
-            self._settle(possible)
+        if self._named is None:
+            # A call may have told more already.
+            self._settle(tuple(line for line in self._candidates if line in seen) or self._candidates)
             return None
-        return in_common(seen).name
+        # The newest serves every Python frontend of that length, but is not what each of them is.
+        is_possible = self._named in seen or (request.is_from_python and self._named.add_items == seen[-1].add_items)
+        return None if is_possible else in_common(seen).name
 
     def learn_from_call(self, method: str) -> None:
         """Take a call that only one line makes as a sign of that line, where several are possible."""

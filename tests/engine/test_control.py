@@ -171,3 +171,12 @@ def test_setting_that_fits_what_a_frontend_shows_is_not_reported(release: str, i
     rig.add(request(items=items, sampling_keys=frozenset({"max_tokens"})))
     assert rig.watcher.contradicted == []
     assert rig.dialect.line is line_of_release(release)
+
+
+@pytest.mark.parametrize("release", ["0.31.0", "0.32.0", "0.33.0"])
+def test_setting_that_a_python_frontend_may_be_of_is_not_reported(release: str) -> None:
+    rig = Rig(line=line_of_release(release))
+    rig.add(request(items=22))
+    assert request().is_from_python
+    assert rig.watcher.contradicted == []
+    assert rig.dialect.line is line_of_release(release)
