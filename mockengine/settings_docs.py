@@ -1,40 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table of settings in docs/settings.md: `python -m mockengine.settings_docs docs/settings.md`.
+"""Writes what follows from the settings into files that people write: `python -m mockengine.settings_docs FILE...`.
 
-Nothing that runs imports it.
+A page (`.md`) gets the table, a compose file (`.yml`) the variables that it passes through, any other file, which is
+`.env.example`, a line for every variable; each between two marks. Nothing that runs imports it.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import Final
 
 from mockengine.settings import Description, describe
+from mockengine.testing.fetch import DEFAULT_VERSION
 
-_BEGIN: Final = "<!-- begin: written by `python -m mockengine.settings_docs docs/settings.md` -->"
-_END: Final = "<!-- end -->"
+COMPOSE_DEFAULTS: Final = {
+    "handshake_address": "tcp://frontend:29550",
+    "vllm_version": DEFAULT_VERSION,
+    "state_file": "/var/lib/mockengine/state.json",
+    "admin_host": "0.0.0.0",  # noqa: S104 - said, not done
+    "admin_port": "29555",
+}
+"""Settings that docker-compose.yml decides unless a variable does, and how."""
+
+_COMMENT_WIDTH: Final = 118
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The written part of one kind of file: the lines around it, and what makes it."""
+
+    name: str
+    begin: str
+    end: str
+    text: Callable[[], str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table anew into each page named in `argv` (default: the arguments of the process)."""
-    for page in map(Path, sys.argv[1:] if argv is None else argv):
-        page.write_text(with_table(page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the part anew in each file named in `argv` (default: the arguments of the process)."""
+    for path in map(Path, sys.argv[1:] if argv is None else argv):
+        path.write_text(written_anew(path), encoding="utf-8")
     return 0
+
+
+def written_anew(path: Path) -> str:
+    """Return the text that the file should have; raises `ValueError` if it lacks the marks of its part."""
+    text = path.read_text(encoding="utf-8")
+    return _with_part(text, {".md": _TABLE, ".yml": _PASSED_THROUGH}.get(path.suffix, _EXAMPLE))
 
 
 def with_table(page: str) -> str:
     """Return the text `page` with the present table between its markers; raises `ValueError` if it lacks them."""
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    return _with_part(page, _TABLE)
+
+
+def _with_part(text: str, part: _Part) -> str:
+    before, begin, rest = text.partition(part.begin)
+    _, end, after = rest.partition(part.end)
     if not begin or not end:
-        raise ValueError(f"the page has no place for the table (write a line {_BEGIN} and, below it, a line {_END})")
-    return f"{before}{begin}\n{_tables()}\n{end}{after}"
+        raise ValueError(
+            f"the page has no place for {part.name} (write a line {part.begin.strip()} and, below it, a line "
+            f"{part.end.strip()})"
+        )
+    return f"{before}{begin}\n{part.text()}{end}{after}"
+
+
+def _groups() -> Iterable[tuple[str, Iterable[Description]]]:
+    return groupby(describe().values(), key=lambda description: description.group)
 
 
 def _tables() -> str:
-    groups = groupby(describe().values(), key=lambda description: description.group)
-    return "".join(f"\n## {title}\n\n{_table(list(settings))}\n" for title, settings in groups)
+    return "".join(f"\n## {title}\n\n{_table(list(settings))}\n" for title, settings in _groups()) + "\n"
 
 
 def _table(settings: Sequence[Description]) -> str:
@@ -43,6 +81,37 @@ def _table(settings: Sequence[Description]) -> str:
         names = "<br>".join(f"`{name}`" for name in (setting.name, setting.flag, setting.variable))
         rows.append(f"| {names} | {setting.default} | {setting.allowed} | {setting.sentence} |")
     return "\n".join(rows)
+
+
+def _example() -> str:
+    return "".join(
+        f"\n# -- {title} --\n\n" + "\n".join(_example_line(setting) for setting in settings)
+        for title, settings in _groups()
+    )
+
+
+def _example_line(setting: Description) -> str:
+    value = COMPOSE_DEFAULTS.get(setting.name, setting.default)
+    default = value if value == setting.default else f"{value}, without compose {setting.default}"
+    shown = "" if value == "unset" else value
+    comment = f"{setting.sentence}\nAllowed: {setting.allowed}. Default: {default}."
+    lines = [line for sentence in comment.splitlines() for line in wrap(sentence, _COMMENT_WIDTH)]
+    return "".join(f"# {line}\n" for line in lines) + f"#{setting.variable}={shown}\n"
+
+
+def _passed_through() -> str:
+    settings = [setting for name, setting in describe().items() if name not in COMPOSE_DEFAULTS]
+    return "".join(f"      {setting.variable}:\n" for setting in settings)
+
+
+_TABLE: Final = _Part(
+    "the table",
+    "<!-- begin: written by `python -m mockengine.settings_docs docs/settings.md` -->",
+    "<!-- end -->",
+    _tables,
+)
+_PASSED_THROUGH: Final = _Part("the variables", "      # begin: written by `make docs`", "      # end", _passed_through)
+_EXAMPLE: Final = _Part("the variables", "# begin: written by `make docs`", "# end", _example)
 
 
 if __name__ == "__main__":
