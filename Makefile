@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo   a real vLLM frontend and the engine beside it, on this machine
 # make test   unit, wire and end-to-end tests (real Rust frontends)
+# make images the container images of the engine and of the Rust frontend
 PYTHON = python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +9,13 @@ RUN_VENV := $(VENV)/.installed-run
 TEST_VENV := $(VENV)/.installed-test
 LINT_VENV := $(VENV)/.installed-lint
 
-.PHONY: help demo test test-python-frontend lint format docs clean
+# The lock is made with the oldest Python that it is for: the newest release for a newer one may not run on it.
+LOCK_PYTHON = python3.11
+LOCK_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mockengine/pip-tools-7.6.2
+PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
+	--strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
+
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-containers images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -20,24 +27,49 @@ demo: $(RUN_VENV) ## serve a chat completion with a real vLLM frontend and this 
 test: $(TEST_VENV) ## unit, wire and end-to-end tests, the latter with real Rust frontends; some 3 minutes
 	@echo "Fetching what is missing of the real Rust frontends (once per machine, 60 MB each to keep) ..."
 	@$(BIN)/python -m mockengine.testing.fetch 0.33.0 0.30.0 0.27.1 0.24.0
+	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."
+	@$(BIN)/python -m tests.support.kubernetes_tools
 	@echo "Running unit, wire and end-to-end tests ..."
-	$(BIN)/python -m pytest --durations=10 -m "not python_frontend"
+	$(BIN)/python -m pytest --durations=10 -m "not python_frontend and not containers and not failure_modes"
 
 test-python-frontend: $(TEST_VENV) ## end-to-end tests with a real Python frontend; builds its environment (2 GB) once
 	@$(BIN)/python tests/support/python_frontend.py
 	$(BIN)/python -m pytest --durations=10 -m python_frontend
 
-lint: $(LINT_VENV) ## ruff, formatting, types
+test-failure-modes: $(TEST_VENV) ## end real frontends and their engines in every way, and compare with what the docs say
+	@$(BIN)/python -m mockengine.testing.fetch 0.33.0 0.30.0 0.27.1 0.24.0
+	@$(BIN)/python tests/support/python_frontend.py
+	$(BIN)/python -m pytest --durations=5 -m failure_modes
+
+failure-modes: $(TEST_VENV) ## do the same and write the tables of docs/failure-modes.md anew
+	$(BIN)/python -m tests.support.failure_modes
+
+test-containers: $(TEST_VENV) ## build both images and test them, and what is made of them, with a real Docker engine
+	@$(BIN)/python -m tests.support.kubernetes_tools
+	$(BIN)/python -m pytest --durations=10 -m containers
+
+images: ## build the images of the engine and of the Rust frontend
+	docker build --tag mockengine:0.1.0 .
+	docker build --tag mockengine-frontend:0.33.0 --file deploy/frontend/Dockerfile deploy
+
+lint: $(LINT_VENV) ## ruff, formatting, types; Dockerfiles and shell scripts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile deploy/frontend/Dockerfile
+	$(BIN)/shellcheck .ci/run deploy/frontend/health.sh
 
 format: $(LINT_VENV) ## let ruff format and mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(RUN_VENV) ## write the generated parts of docs/ anew
-	$(BIN)/python -m mockengine.settings_docs docs/settings.md
+docs: $(RUN_VENV) ## write anew what follows from the settings: table, .env.example, compose variables
+	$(BIN)/python -m mockengine.settings_docs docs/settings.md .env.example docker-compose.yml
+	$(BIN)/python -m deploy.helm.write_schema
+
+lock: $(LOCK_VENV) ## pin the newest dependencies of the engine's image, with their hashes
+	$(PIP_COMPILE) --extra admin --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --only-build-deps --build-deps-for wheel --output-file requirements-build.lock pyproject.toml
 
 clean: ## remove what was made here; downloads stay in the user's cache folder
 	rm -rf $(VENV) dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
@@ -60,6 +92,12 @@ $(BIN)/python:
 		{ echo "mockengine needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "$(PYTHON) cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+
+$(LOCK_VENV):
+	@command -v $(LOCK_PYTHON) >/dev/null || \
+		{ echo "The lock is made with Python 3.11, and $(LOCK_PYTHON) is not installed. Name it: make lock LOCK_PYTHON=..." >&2; exit 1; }
+	$(LOCK_PYTHON) -m venv $@
+	$@/bin/python -m pip install --quiet --disable-pip-version-check pip-tools==7.6.2 || { rm -rf $@; exit 1; }
 
 $(RUN_VENV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .

@@ -16,7 +16,19 @@ from mockengine.cli import main
 from mockengine.settings import Settings
 from mockengine.testing.processes import free_port
 
-HEAVY = ("pydantic", "pydantic_settings", "numpy", "zmq", "structlog", "fastapi", "uvicorn", "yaml", "argparse", "http.client", "ssl")
+HEAVY = (
+    "pydantic",
+    "pydantic_settings",
+    "numpy",
+    "zmq",
+    "structlog",
+    "fastapi",
+    "uvicorn",
+    "yaml",
+    "argparse",
+    "http.client",
+    "ssl",
+)
 
 
 @contextmanager
