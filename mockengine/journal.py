@@ -181,8 +181,8 @@ class Journal:
             hint="an engine that is killed now leaves its frontend waiting for ever: see to the file of state_file",
         )
 
-    def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
-        """Log that a signal asked the engine to leave."""
+    def leaving(self, signal_name: str | None, in_flight: int, drain_s: float) -> None:
+        """Log that the engine leaves, because of a signal or, without one, of a failure."""
         self._log.info(Event.ENGINE_LEAVING, signal=signal_name, in_flight=in_flight, drain_s=drain_s)
 
     def left(self, exit_code: int, reason: str) -> None:

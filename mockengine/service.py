@@ -20,7 +20,7 @@ from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
 from mockengine.state_file import Served, StateFile, StateFileError
-from mockengine.transport.abandoned import Outcome, tell_abandoned
+from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
 from mockengine.transport.loop import Ending, Loop
 from mockengine.transport.presence import Presence
@@ -114,7 +114,7 @@ class _Service:
         self._admin = admin
         self._instance_id = uuid4().hex
         self._ranks = range(settings.start_rank, settings.start_rank + settings.engine_count)
-        self._watch = Watch(self._ranks, journal, stop)
+        self._watch = Watch(self._ranks, journal, stop, time.monotonic())
 
     def view(self) -> View:
         """Return what the admin port may see."""
@@ -122,7 +122,6 @@ class _Service:
 
     def run(self) -> tuple[int, str]:
         """Serve one frontend after the other; return the exit code and why it is that."""
-        self._tell_abandoned()
         while True:
             session: Session | None = None
             try:
@@ -134,11 +133,12 @@ class _Service:
                 return EXIT_FAILED, str(timeout)
             except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear that its engine is gone
                 self._journal.failed(error)
+                self._watch.leaving()
                 if session is not None:
-                    self._leave(session, notice=True)
+                    self._leave(session)
                 return EXIT_FAILED, "failed"
             if ending is Ending.STOPPED:
-                said_all = self._leave(session, notice=self._settings.leave_notice == "dead")
+                said_all = self._leave(session)
                 return self._stopped("" if said_all else "; the frontend did not read the last of it")
             if not self._settings.rejoin:
                 return EXIT_FAILED, "the frontend is gone and rejoin is off"
@@ -149,15 +149,17 @@ class _Service:
         self._journal.failed(self._stop.failure)
         return EXIT_FAILED, "failed"
 
-    def _tell_abandoned(self) -> None:
-        """Tell the frontend that an engine served which was killed, so that it is restarted and joined anew."""
+    def _abandoned(self) -> AbandonedFrontend | None:
+        """Return the frontend that an engine served which was killed: told of that, it is restarted and joined anew."""
         served = self._state_file.recall(self._ranks)
-        if served is not None and self._settings.leave_notice == "dead":
-            notice = [ENGINE_CORE_DEAD]
-            outcome = tell_abandoned(self._context, served.outputs, served.handshake_address, notice, self._stop)
-            if outcome is Outcome.TOLD:
-                self._journal.frontend_abandoned(served.outputs)
-        self._state_file.forget()
+        if served is None or self._settings.leave_notice == "none":
+            return None
+
+        def note() -> None:
+            self._journal.frontend_abandoned(served.outputs)
+            self._state_file.forget()
+
+        return AbandonedFrontend(self._context, served.outputs, [ENGINE_CORE_DEAD], note)
 
     def _join(self) -> Session | None:
         settings = self._settings
@@ -165,6 +167,7 @@ class _Service:
         extra: dict[str, object] = {"num_gpu_blocks": settings.num_gpu_blocks}
         if settings.parallel_config_hash is not None:
             extra["parallel_config_hash"] = settings.parallel_config_hash
+        abandoned = self._abandoned()
         plan = JoinPlan(
             address=settings.handshake_address,
             ranks=self._ranks,
@@ -173,8 +176,13 @@ class _Service:
             ready_extra=extra,
             timeout_s=settings.join_timeout_s,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
+            abandoned=abandoned,
         )
-        session = join(self._context, plan, self._stop, self._journal, time.monotonic)
+        try:
+            session = join(self._context, plan, self._stop, self._journal, time.monotonic)
+        finally:
+            if abandoned is not None:
+                abandoned.close(_LINGER_MS)
         if session is not None:
             self._journal.ready(
                 self._ranks,
@@ -244,10 +252,12 @@ class _Service:
         for message in last_words:
             if message.destination in connected:
                 session.outputs[message.destination].send(message.frames)
-        self._leave(session, notice=self._settings.leave_notice == "dead")
+        self._leave(session)
 
-    def _leave(self, session: Session, *, notice: bool) -> bool:
+    def _leave(self, session: Session) -> bool:
         """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients.
+
+        That is switched off by a setting, for those who want to see just this.
 
         Returns:
             Whether everything has been said, as far as this side can know.
@@ -259,14 +269,14 @@ class _Service:
             session.close()
             self._state_file.forget()
             return True
-        if notice:
+        if self._settings.leave_notice == "dead":
             for client in connected or range(len(session.outputs)):
                 session.outputs[client].send([ENGINE_CORE_DEAD])
         if not connected:
             # Nobody is there yet: it may still reach one that is just coming up.
             session.close(_SHORT_LINGER_MS)
             return True
-        said_all = session.flush(_LINGER_MS / 1_000)
+        said_all = session.flush(_LINGER_MS / 1_000, self._journal)
         if said_all:
             self._state_file.forget()
         session.close(_LINGER_MS)

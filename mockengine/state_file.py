@@ -4,12 +4,14 @@
 An engine that is killed tells nobody. Its successor finds here where the frontend listens that still believes in it.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+from pydantic import TypeAdapter, ValidationError
 
 
 class StateFileError(Exception):
@@ -32,6 +34,9 @@ class Served:
     outputs: tuple[str, ...]
 
 
+_SERVED: Final = TypeAdapter(Served)
+
+
 class StateFile:
     """One file, written as a whole or not at all. Without a path it keeps nothing."""
 
@@ -50,6 +55,8 @@ class StateFile:
             if text and _parsed(text) is None:
                 raise StateFileError(f"state_file {path} holds what no engine has written (use the path of a new file)")
             problem = self._write(text)
+            if not text:
+                self._path.unlink(missing_ok=True)
         except OSError as error:
             problem = str(error.strerror)
         except UnicodeDecodeError as error:
@@ -62,7 +69,7 @@ class StateFile:
 
     def remember(self, served: Served) -> str | None:
         """Keep who is served; return why that cannot be, or None."""
-        return self._write(json.dumps(asdict(served)))
+        return self._write(_SERVED.dump_json(served).decode())
 
     def forget(self) -> None:
         """Keep nobody: the frontend has been told, or it is gone."""
@@ -93,12 +100,8 @@ class StateFile:
 
 
 def _parsed(text: str) -> Served | None:
+    """Return what an engine wrote, or None if none did."""
     try:
-        kept = json.loads(text)
-        return Served(
-            tuple(int(rank) for rank in kept["ranks"]),
-            str(kept["handshake_address"]),
-            tuple(str(address) for address in kept["outputs"]),
-        )
-    except (ValueError, TypeError, KeyError):
+        return _SERVED.validate_json(text, strict=True)
+    except ValidationError:
         return None

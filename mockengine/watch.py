@@ -17,7 +17,9 @@ class Watch:
     that the engine's thread replaces as a whole, and touches no socket.
     """
 
-    def __init__(self, ranks: Sequence[int], journal: Journal, stop: StopSignal) -> None:
+    def __init__(self, ranks: Sequence[int], journal: Journal, stop: StopSignal, now: float) -> None:
+        self._began_at = now
+        self._failed = False
         self._journal = journal
         self._stop = stop
         self._idle_ranks = tuple(RankStatus(rank) for rank in ranks)
@@ -31,18 +33,23 @@ class Watch:
         """Note that a frontend has been joined."""
         self._served = session, ranks
 
+    def leaving(self) -> None:
+        """Note that the process ends because of an error."""
+        self._failed = True
+
     def status(self) -> Status:
         """Return how the engine is now."""
         served = self._served
         state = State.JOINING if served is None else State.SERVING
-        if self._stop.requested:
+        if self._failed or self._stop.requested:
             state = State.LEAVING
+        turned_at = max(self._began_at, self._journal.turned_at)
         if served is None:
-            return Status(state, self._journal.turned_at, self._idle_ranks)
+            return Status(state, turned_at, self._idle_ranks)
         session, ranks = served
         return Status(
             state=state,
-            turned_at=self._journal.turned_at,
+            turned_at=turned_at,
             ranks=tuple(RankStatus(engine.rank, engine.num_running, engine.num_waiting) for engine in ranks.engines),
             clients=len(session.init.inputs),
             connected_clients=len(session.connected_clients),

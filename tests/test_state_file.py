@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state file: whole or not there, and never somebody else's."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -46,8 +45,18 @@ def test_without_a_path_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"root:x:0:0:root", b"[]", b"{}", json.dumps({"ranks": [0], "handshake_address": "a"}).encode(), b"\xff\xfe"],
-    ids=["text", "list", "empty map", "incomplete", "binary"],
+    [
+        b"root:x:0:0:root",
+        b"[]",
+        b"{}",
+        b'{"ranks": [0], "handshake_address": "a"}',
+        b'{"ranks": [1e999], "handshake_address": "a", "outputs": []}',
+        b'{"ranks": "01", "handshake_address": "a", "outputs": "ab"}',
+        b'{"ranks": [0], "handshake_address": "a", "outputs": ["\\ud800"]}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+    ],
+    ids=["text", "list", "map", "incomplete", "number", "types", "surrogate", "depth", "binary"],
 )
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "precious"
@@ -74,6 +83,5 @@ def test_a_file_that_cannot_be_written_later_is_told(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     file = StateFile(str(folder / "state.json"))
-    (folder / "state.json").unlink()
     folder.rmdir()
     assert file.remember(SERVED) == "No such file or directory"

@@ -16,8 +16,8 @@ from mockengine.admin.metrics import make_registry
 from mockengine.admin.view import View
 from mockengine.status import State, Status
 
-# An engine that works turns within a millisecond or two of being woken; a probe waits about this long.
-_PATIENCE_S: Final = 2.0
+# An engine that works turns within a millisecond or two of being woken. Probes wait longer than this for an answer.
+_PATIENCE_S: Final = 1.5
 _LOOK_AGAIN_S: Final = 0.002
 _METHODS: Final = ["GET", "HEAD"]
 

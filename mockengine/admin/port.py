@@ -121,8 +121,9 @@ def _listen(host: str, port: int) -> socket.socket:
             f"admin_host {host!r} is no address of this machine: {error.strerror} (use an address that it has, "
             "127.0.0.1 for itself alone, or 0.0.0.0 for all)"
         ) from error
-    listener = socket.socket(family, kind, protocol)
+    listener: socket.socket | None = None
     try:
+        listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             with suppress(OSError):
@@ -131,7 +132,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(_QUEUE)
     except OSError as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         raise AdminPortError(
             f"the admin port cannot listen at {host}, port {port}: {os.strerror(error.errno or 0)} "
             "(set admin_port to a port that is free, or to 0 for none; set admin_host to an address of this machine)"

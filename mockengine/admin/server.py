@@ -77,6 +77,7 @@ class _Bridge(logging.Handler):
 
 def _send_errors_to(complain: Callable[[str, BaseException | None], None]) -> None:
     """Let errors reach the engine's log; what clients do wrong is theirs to know."""
-    logger = logging.getLogger("uvicorn")
-    logger.handlers = [_Bridge(complain)]
-    logger.propagate = False
+    for name in ("uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers = [_Bridge(complain)]
+        logger.propagate = False

@@ -2,6 +2,7 @@
 """Child processes that tests, demos and benchmarks start: heard while they run, gone when they are done with."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
@@ -18,15 +20,30 @@ DEADLINE_S: Final = 10.0
 """How long every wait lasts at most, unless told otherwise."""
 
 _LINES_SHOWN: Final = 30
+_FIRST_PORT: Final = 10_000
+_PORT_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOOK_AGAIN_S: Final = 0.02
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback interface that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a TCP port of the loopback interface that nothing uses now.
+
+    It is none of those that the system gives to whoever asks for any: a program that takes ten seconds to start would
+    find it given to somebody else's connection.
+    """
+    while True:
+        port = random.SystemRandom().randrange(_FIRST_PORT, _first_ephemeral_port())
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(_PORT_RANGE.read_text().split()[0])
+    except OSError:
+        # The range that IANA reserves for this begins here.
+        return 49_152
 
 
 class ChildProcess:

@@ -5,93 +5,84 @@ Such a frontend does not notice (protocol section 10): it answers 200 on /health
 takes no other engine. What it listens to is its output sockets, on which anybody may say that the engine is dead.
 """
 
-import time
-from collections.abc import Sequence
-from enum import Enum, auto
-from typing import Final
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import compress
+from typing import Any, Final
 
 import zmq
 
 from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
-from mockengine.transport.stop import StopSignal
 
-# A frontend that is still there is reached within this time.
-_PATIENCE_S: Final = 1.0
-# Both addresses are tried at once; the handshake's answer may come this much later than the outputs'.
-_AFTERTHOUGHT_S: Final = 0.05
+# A frontend that starts opens its handshake address within this time of opening any other.
+_LEAST_DOUBT_S: Final = 1.0
 _LINGER_MS: Final = 1_000
 
 
-class Outcome(Enum):
-    """What became of the frontend that the engine before this one served."""
+class AbandonedFrontend:
+    """The frontend that an engine before this one served, as long as it may still wait for that one.
 
-    TOLD = auto()
-    GONE = auto()
-    REPLACED = auto()
-
-
-def tell_abandoned(
-    context: Context,
-    outputs: Sequence[str],
-    handshake_address: str,
-    notice: Sequence[bytes],
-    stop: StopSignal,
-) -> Outcome:
-    """Say `notice` to the frontend that listens at `outputs`, if it is still there and no other one is starting.
-
-    A frontend keeps its handshake address open only while it starts, so one that waits there is the next one, and is
-    not to be told anything.
-
-    Args:
-        context: the process's context.
-        outputs: the addresses that the frontend gave to the engine before this one.
-        handshake_address: where frontends are joined.
-        notice: the frames to send to every API server.
-        stop: the wish to stop, which cuts this short.
+    It is looked for while its successor is waited for. A frontend keeps its handshake address open only while it
+    starts, so while one is open there, nobody is told anything: whoever listens at the old addresses is the next one.
 
     """
-    sockets = [make_socket(context, zmq.PUSH, address) for address in outputs]
-    probe = make_socket(context, zmq.DEALER, handshake_address)
-    monitors = [PeerMonitor(socket) for socket in (probe, *sockets)]
-    try:
-        for socket, address in zip((probe, *sockets), (handshake_address, *outputs), strict=True):
-            socket.connect(address)
-        outcome = _look(monitors[0], monitors[1:], stop)
-    except zmq.ZMQError:
-        # An address that cannot be connected to, for instance because the file that named it was damaged.
-        outcome = Outcome.GONE
-    if outcome is Outcome.TOLD:
-        for socket in sockets:
-            socket.send_multipart(notice)
-    _close([probe, *sockets], monitors, _LINGER_MS if outcome is Outcome.TOLD else 0)
-    return outcome
 
+    def __init__(
+        self, context: Context, outputs: Sequence[str], notice: Sequence[bytes], on_told: Callable[[], None]
+    ) -> None:
+        """Begin to look for it.
 
-def _look(probe: PeerMonitor, outputs: Sequence[PeerMonitor], stop: StopSignal) -> Outcome:
-    end = time.monotonic() + _PATIENCE_S
-    poller = zmq.Poller()
-    poller.register(stop.fileno(), zmq.POLLIN)
-    for monitor in (probe, *outputs):
-        poller.register(monitor.events, zmq.POLLIN)
-    is_there = False
-    while not stop.requested:
-        if probe.connected:
-            return Outcome.REPLACED
-        if not is_there and all(monitor.connected for monitor in outputs):
-            is_there = True
-            end = min(end, time.monotonic() + _AFTERTHOUGHT_S)
-        left_s = end - time.monotonic()
-        if left_s <= 0:
-            break
-        if stop.fileno() in dict(poller.poll(max(1, round(1_000 * left_s)))):
-            stop.clear_wakeup()
-        for monitor in (probe, *outputs):
+        Args:
+            context: the process's context.
+            outputs: the addresses that it gave to the engine before this one.
+            notice: the frames to send to each of them.
+            on_told: called when it has been told.
+
+        """
+        self._notice = notice
+        self._on_told = on_told
+        self._sockets: list[Socket] = []
+        self._monitors: list[PeerMonitor] = []
+        self._there_since: float | None = None
+        for address in outputs:
+            socket = make_socket(context, zmq.PUSH, address)
+            self._sockets.append(socket)
+            self._monitors.append(PeerMonitor(socket))
+            # An address that is none is reached by nobody; what remembered it may have been damaged.
+            with suppress(zmq.ZMQError, UnicodeError):
+                socket.connect(address)
+
+    @property
+    def events(self) -> list[zmq.Socket[Any]]:
+        """Sockets to poll for news; then call `look`."""
+        return [monitor.events for monitor in self._monitors]
+
+    def next_deadline(self) -> float | None:
+        """Return when `look` is to be called although nothing has happened."""
+        return None if self._there_since is None else self._there_since + _LEAST_DOUBT_S
+
+    def look(self, now: float, *, another_starts: bool) -> None:
+        """Take in what has happened, and tell the frontend if it is there and no other one starts."""
+        for monitor in self._monitors:
             monitor.read()
-    return Outcome.TOLD if is_there else Outcome.GONE
+        is_there = [monitor.connected for monitor in self._monitors]
+        if not any(is_there) or another_starts:
+            self._there_since = None
+        elif self._there_since is None:
+            self._there_since = now
+        elif now >= self._there_since + _LEAST_DOUBT_S:
+            # One of its API servers may have gone before.
+            for socket in compress(self._sockets, is_there):
+                socket.send_multipart(self._notice)
+            self._on_told()
+            self.close(_LINGER_MS)
 
-
-def _close(sockets: Sequence[Socket], monitors: Sequence[PeerMonitor], linger_ms: int) -> None:
-    for monitor in monitors:
-        monitor.close()
-    for socket in sockets:
-        socket.close(linger_ms)
+    def close(self, linger_ms: int = 0) -> None:
+        """Look no longer; what was said may still leave for `linger_ms`."""
+        for monitor in self._monitors:
+            monitor.close()
+        for socket in self._sockets:
+            socket.close(linger_ms)
+        self._monitors.clear()
+        self._sockets.clear()
+        self._there_since = None

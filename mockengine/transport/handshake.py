@@ -24,6 +24,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
+from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.session import Handshake, Session
 from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
 from mockengine.transport.stop import StopSignal
@@ -49,6 +50,7 @@ class JoinPlan:
         ready_extra: keys for READY besides the fixed ones.
         timeout_s: how long to try before giving up; 0 is without limit.
         farewell: message to every client when joining fails after some ranks have joined, if any.
+        abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
 
     """
 
@@ -59,6 +61,7 @@ class JoinPlan:
     ready_extra: Mapping[str, object]
     timeout_s: float
     farewell: Sequence[bytes] | None
+    abandoned: AbandonedFrontend | None = None
 
 
 class JoinReporter(Protocol):
@@ -145,6 +148,7 @@ class _Attempt:
         self._clock = clock
         self._started = started
         self._session: Session | None = None
+        self._abandoned_events = plan.abandoned.events if plan.abandoned is not None else []
         self._ranks = [self._greet(rank) for rank in plan.ranks]
 
     def run(self, stop: StopSignal) -> Session | None:
@@ -156,6 +160,8 @@ class _Attempt:
         for part in self._ranks:
             poller.register(part.handshake, zmq.POLLIN)
             poller.register(part.monitor.events, zmq.POLLIN)
+        for events in self._abandoned_events:
+            poller.register(events, zmq.POLLIN)
         while any(part.state is not _State.JOINED for part in self._ranks):
             if stop.requested:
                 return None
@@ -170,6 +176,7 @@ class _Attempt:
             self._check_timeout()
             for position, part in enumerate(self._ranks):
                 self._advance(position, part, readable, poller)
+            self._look_for_the_abandoned(poller)
         return self._hand_over()
 
     def abandon(self) -> None:
@@ -323,12 +330,29 @@ class _Attempt:
             "'unexpected data parallel rank' or 'duplicate', and it must be restarted"
         )
 
+    # The frontend of an engine that was killed.
+
+    def _look_for_the_abandoned(self, poller: zmq.Poller) -> None:
+        abandoned = self._plan.abandoned
+        if abandoned is None:
+            return
+        another_starts = self._session is not None or any(part.monitor.connected for part in self._ranks)
+        abandoned.look(self._clock(), another_starts=another_starts)
+        if self._abandoned_events and not abandoned.events:
+            for events in self._abandoned_events:
+                poller.unregister(events)
+            self._abandoned_events = []
+
     # Deadlines.
 
     def _next_wake(self, next_reminder: float) -> float:
-        if not self._plan.timeout_s:
-            return next_reminder
-        return min(next_reminder, self._started + self._plan.timeout_s)
+        moments = [next_reminder]
+        if self._plan.timeout_s:
+            moments.append(self._started + self._plan.timeout_s)
+        doubt = self._plan.abandoned.next_deadline() if self._plan.abandoned is not None else None
+        if doubt is not None:
+            moments.append(doubt)
+        return min(moments)
 
     def _check_timeout(self) -> None:
         waited_s = self._clock() - self._started

@@ -45,7 +45,7 @@ class LoopReporter(Protocol):
     def stepped(self, lateness_s: float) -> None:
         """Hear that a step has begun, so long after it was due."""
 
-    def leaving(self, signal_name: str, in_flight: int, drain_s: float) -> None:
+    def leaving(self, signal_name: str | None, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
 
 
@@ -186,7 +186,7 @@ class Loop:
 
     def _begin_leaving(self, now: float) -> None:
         self._leave_by = now + self._drain_s
-        self._reporter.leaving(self._stop.signal_name or "", self._ranks.num_requests, self._drain_s)
+        self._reporter.leaving(self._stop.signal_name, self._ranks.num_requests, self._drain_s)
         self._ranks.begin_shutdown()
 
     def _finish_leaving(self) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Final, Protocol
 
 import zmq
 
@@ -12,6 +13,16 @@ from mockengine.transport.outbox import Outbox
 from mockengine.transport.sockets import OUTPUT_HIGH_WATER_MARK, Context, PeerMonitor, Socket, make_socket
 from mockengine.wire.handshake import Init, engine_identity
 from mockengine.wire.messages import COORDINATOR_SUBSCRIBE
+
+# Whoever watches the engine sees that it goes on although it waits for somebody to read.
+_TURN_MS: Final = 250
+
+
+class FlushReporter(Protocol):
+    """Hears that flushing goes on."""
+
+    def turned(self, now: float) -> None:
+        """Hear it, now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +161,7 @@ class Session:
         for outbox in self.outputs:
             outbox.send(frames)
 
-    def flush(self, most_s: float) -> bool:
+    def flush(self, most_s: float, reporter: FlushReporter) -> bool:
         """Send what waits for peers that do not read, as far as they do within `most_s`; tell whether all has left."""
         end = time.monotonic() + most_s
         poller = zmq.Poller()
@@ -158,10 +169,11 @@ class Session:
         for outbox in blocked:
             poller.register(outbox.socket, zmq.POLLOUT)
         while blocked:
-            left_s = end - time.monotonic()
-            if left_s <= 0:
+            now = time.monotonic()
+            reporter.turned(now)
+            if now >= end:
                 return False
-            poller.poll(ceil(1_000 * left_s))
+            poller.poll(min(_TURN_MS, ceil(1_000 * (end - now))))
             for outbox in list(blocked):
                 outbox.flush()
                 if not outbox.is_blocked:

@@ -23,7 +23,7 @@ class StopSignal:
 
     Attributes:
         signal_name: the first signal that arrived, or None.
-        failure: why the process cannot go on, or None.
+        failure: the first reason why the process cannot go on, or None.
 
     """
 
@@ -38,8 +38,8 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has arrived."""
-        return self.signal_name is not None
+        """Whether the process is to end."""
+        return self.signal_name is not None or self.failure is not None
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable with every signal."""
@@ -47,18 +47,18 @@ class StopSignal:
 
     def request(self, name: str) -> None:
         """Ask to stop for the reason of that name."""
-        self.signal_name = name
+        self.signal_name = self.signal_name or name
         self.wake()
 
     def fail(self, error: BaseException) -> None:
         """Ask to stop because of an error in another thread."""
-        self.failure = error
-        self.request("failure")
+        self.failure = self.failure or error
+        self.wake()
 
     def wake(self) -> None:
         """Make whoever polls the descriptor go through its loop once."""
-        # A closed one has nobody to wake.
-        with suppress(BlockingIOError, OSError):
+        # One that is full wakes whoever polls it; a closed one has nobody to wake.
+        with suppress(OSError):
             self._writer.send(b"\0")
 
     def close(self) -> None:

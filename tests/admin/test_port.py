@@ -4,6 +4,7 @@
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mockengine.admin import port as admin_port
 from mockengine.admin.port import AdminPort, AdminPortError
 from mockengine.admin.view import View
+from mockengine.journal import Journal
 from mockengine.replies.random import RandomTokens
 from mockengine.service import StartError
 from mockengine.status import Counts, RankStatus, State, Status
@@ -131,6 +133,23 @@ def test_an_idle_engine_wakes_up_to_show_that_it_is_alive() -> None:
         frontend.handshake()
         admin.wait_until_it_is("ready")
         assert [admin.get("/health").status_code for _ in range(20)] == [200] * 20
+
+
+def test_an_engine_that_waits_for_a_frontend_sleeps_again_after_it_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[float] = []
+    turned = Journal.turned
+
+    def note(journal: Journal, now: float) -> None:
+        turns.append(now)
+        turned(journal, now)
+
+    monkeypatch.setattr(Journal, "turned", note)
+    with FrontendDouble() as frontend, watched(frontend) as (_, admin):
+        assert admin.get("/health").status_code == 200
+        seen = len(turns)
+        # As long as it takes to see that nothing goes on.
+        time.sleep(0.2)
+        assert len(turns) <= seen + 2
 
 
 def test_an_engine_that_hangs_is_failing_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,6 +324,34 @@ def test_it_listens_where_it_is_told(host: str) -> None:
     try:
         url = f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
         assert httpx.get(url, trust_env=False, timeout=20).json() == {"status": "ok"}
+    finally:
+        admin.close()
+
+
+def test_what_it_needs_is_not_loaded_before_the_engine_has_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin_port, "_HEAD_START_S", 60)
+    port = free_port()
+    admin = AdminPort("127.0.0.1", port)
+    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _never, _never)
+    try:
+        # The socket takes connections, and nobody answers them yet.
+        with socket.create_connection(("127.0.0.1", port), timeout=0.3) as client:
+            client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            admin.begin()
+            client.settimeout(20)
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+    finally:
+        admin.close()
+
+
+def test_a_process_that_leaves_need_not_turn() -> None:
+    port = free_port()
+    admin = AdminPort("127.0.0.1", port)
+    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _never, _never)
+    try:
+        assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=20).status_code == 200
     finally:
         admin.close()
 

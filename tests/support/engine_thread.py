@@ -37,6 +37,7 @@ class EngineThread:
     Attributes:
         exit_code: what the process would have ended with, once it has ended.
         error: why it did not start, if it did not.
+        journal: what it reports to.
 
     """
 
@@ -53,6 +54,7 @@ class EngineThread:
         self._settings = Settings(**settings)
         self._log = _Log()
         self._stop = StopSignal()
+        self.journal = Journal(cast("FilteringBoundLogger", self._log), log_requests=True, chunk_size=1)
         self._thread = threading.Thread(target=self._play, name="engine")
 
     def __enter__(self) -> Self:
@@ -103,8 +105,7 @@ class EngineThread:
         self.wait_for(event, lambda _entry: len(self.logged(event)) >= times)
 
     def _play(self) -> None:
-        journal = Journal(cast("FilteringBoundLogger", self._log), log_requests=True, chunk_size=1)
         try:
-            self.exit_code = play(self._settings, self._stop, journal)
+            self.exit_code = play(self._settings, self._stop, self.journal)
         except StartError as error:
             self.error = error

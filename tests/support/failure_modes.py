@@ -4,13 +4,15 @@
 The tables of docs/failure-modes.md are written by this, and the tests run it again and compare.
 """
 
+import http.client
 import json
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,8 +30,20 @@ from tests.support.stack import MODEL, ROOT, wait_until
 PAGE: Final = ROOT / "docs" / "failure-modes.md"
 RUST_VERSIONS: Final = ("0.33.0", "0.30.0", "0.27.1", "0.24.0")
 FRONTENDS: Final = (*(f"Rust {version}" for version in RUST_VERSIONS), f"Python {VLLM_VERSION}")
-# What has not happened within this time counts as never; what happens takes a tenth of it.
+# What has not happened within this time counts as never; what happens takes a fraction of it.
 PATIENCE_S: Final = 3.0
+# What comes first decides, and either may.
+_RUST, _PYTHON = FRONTENDS[:-1], FRONTENDS[-1]
+_ENDS_OF_PYTHON: Final = (
+    "error 500: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+    "hangs",
+)
+_EITHER: Final = {
+    ("engine-sigterm", _PYTHON, "request in flight"): ("`finish_reason` `abort`", "the connection breaks off"),
+    ("frontend-sigterm", _PYTHON, "request in flight"): _ENDS_OF_PYTHON,
+    **{("engine-killed", name, "new request"): ("500", "hangs") for name in _RUST},
+    **{("engine-killed-replaced", name, "new request"): ("500", "hangs") for name in _RUST},
+}
 # It tidies up before it exits.
 _PYTHON_PATIENCE_S: Final = 20.0
 
@@ -40,31 +54,35 @@ Row = dict[str, str]
 class Client:
     """A client that has asked for a streamed reply."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, frontend: Frontend) -> None:
         self._end = "the connection breaks off"
-        self._url = url
+        self._connection = http.client.HTTPConnection("127.0.0.1", frontend.http_port)
+        self._connection.connect()
+        # The connection forgets it when the response has begun or ended.
+        self._socket: socket.socket = self._connection.sock
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def sees(self) -> str:
         """Return how the reply ends, in words."""
-        self._thread.join(60)
-        return self._end
+        self._thread.join(PATIENCE_S)
+        return "hangs" if self._thread.is_alive() else self._end
+
+    def give_up(self) -> None:
+        """Wait no longer."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._connection.close()
 
     def _read(self) -> None:
         body = {"model": SERVED_MODEL_NAME, "prompt": "Hello", "max_tokens": 10_000, "stream": True}
-        timeout = httpx.Timeout(60, read=PATIENCE_S)
-        try:
-            with httpx.stream(
-                "POST", f"{self._url}/v1/completions", json=body, timeout=timeout, trust_env=False
-            ) as response:
-                for line in response.iter_lines():
-                    self._note(line)
-        except httpx.ReadTimeout:
-            self._end = "hangs"
-        except httpx.HTTPError:
-            # What was seen last is how it ended.
-            pass
+        # What was seen last is how it ended.
+        with suppress(OSError, http.client.HTTPException):
+            headers = {"Content-Type": "application/json"}
+            self._connection.request("POST", "/v1/completions", json.dumps(body), headers)
+            for line in self._connection.getresponse():
+                self._note(line.decode().strip())
 
     def _note(self, line: str) -> None:
         event = json.loads(line.removeprefix("data: ")) if line.endswith("}") else {}
@@ -181,8 +199,11 @@ def _frontend_columns(stage: Stage) -> Row:
 
 def _frontend_told_to_stop(stage: Stage) -> Row:
     stage.frontend.process.send_signal(signal.SIGTERM)
+    in_flight = stage.client.sees()
+    # A frontend may wait for its clients.
+    stage.client.give_up()
     code = stage.frontend.wait(60)
-    return {"exit code": str(code), **_frontend_columns(stage)}
+    return {"exit code": str(code), **_frontend_columns(stage), "request in flight": in_flight}
 
 
 def _frontend_killed(stage: Stage) -> Row:
@@ -215,7 +236,7 @@ MODES: Final = {
     ),
     "engine-killed": Mode(
         "The engine is killed",
-        "SIGKILL, the out-of-memory killer, a machine that is gone: nobody says anything.",
+        "By SIGKILL, as the out-of-memory killer does: nobody says anything.",
         _engine_killed,
     ),
     "engine-killed-replaced": Mode(
@@ -230,7 +251,9 @@ MODES: Final = {
     ),
     "frontend-sigterm": Mode(
         "The frontend gets SIGTERM",
-        "The engine loses its connections, drops what runs after `rejoin_grace_s`, and joins the next frontend.",
+        "The engine loses its connections, drops what runs after `rejoin_grace_s`, and joins the next frontend. A Rust "
+        "frontend lets what runs finish if it is started with `--shutdown-timeout` and a number of seconds. A Python "
+        "frontend may wait until its clients have given up.",
         _frontend_told_to_stop,
     ),
     "frontend-killed": Mode("The frontend is killed", "The same, for the engine.", _frontend_killed),
@@ -250,10 +273,13 @@ def staged(make_frontend: Callable[[int], Frontend]) -> Iterator[Stage]:
             frontend.wait_healthy(besides=engine)
             stage = Stage(make_frontend, frontend, engine, state_file)
             engine.send_signal(signal.SIGSTOP)
-            stage.client = Client(frontend.url)
-            wait_until(lambda: _unread_bytes(engine.process.pid), bool, "what the engine has not read")
-            yield stage
-            engine.send_signal(signal.SIGCONT)
+            stage.client = Client(frontend)
+            try:
+                wait_until(lambda: _unread_bytes(engine.process.pid), bool, "what the engine has not read")
+                yield stage
+            finally:
+                engine.send_signal(signal.SIGCONT)
+                stage.client.give_up()
 
 
 def _unread_bytes(pid: int) -> int:
@@ -267,7 +293,12 @@ def _unread_bytes(pid: int) -> int:
 def observed(mode: str, frontend: str) -> Row:
     """Let that frontend, named as in the tables, fail in that way, and return what was seen."""
     with staged(_factory(frontend)) as stage:
-        return MODES[mode].act(stage)
+        row = MODES[mode].act(stage)
+    for column, seen in row.items():
+        possible = _EITHER.get((mode, frontend, column), ())
+        if seen in possible:
+            row[column] = " or ".join(possible)
+    return row
 
 
 def _factory(name: str) -> Callable[[int], Frontend]:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from mockengine.service import StartError
 from mockengine.testing.double import FrontendDouble
 from mockengine.testing.engine import EngineProcess
+from mockengine.testing.processes import free_port
+from mockengine.wire.outputs import ENGINE_CORE_DEAD
 from tests.support.engine_thread import EngineThread
 
 
@@ -27,6 +30,12 @@ def _serve_and_kill(frontend: FrontendDouble, state_file: Path, *flags: str) -> 
         frontend.reply("before")
         engine.kill()
     assert state_file.exists()
+
+
+def _remember(state_file: Path, outputs: list[str]) -> None:
+    """Write what an engine wrote that served these addresses."""
+    served = {"ranks": [0], "handshake_address": "tcp://127.0.0.1:1", "outputs": outputs}
+    state_file.write_text(json.dumps(served))
 
 
 def test_the_abandoned_frontend_is_told_and_the_next_one_joined(state_file: Path) -> None:
@@ -58,14 +67,51 @@ def test_with_the_next_frontend_waiting_nobody_is_told(state_file: Path) -> None
             assert not engine.logged("abandoned frontend told")
 
 
-def test_a_frontend_that_is_gone_delays_nothing_for_long(state_file: Path) -> None:
+def test_a_frontend_that_is_gone_keeps_nobody_from_the_next_one(state_file: Path) -> None:
     with FrontendDouble() as frontend:
         _serve_and_kill(frontend, state_file)
-        address = frontend.handshake_address
-    with EngineThread(handshake_address=address, state_file=str(state_file)) as engine:
-        engine.wait_for("engine joining")
+        before = state_file.read_text()
+    with FrontendDouble() as successor, EngineThread(successor, state_file=str(state_file)) as engine:
+        successor.handshake()
+        engine.wait_for("engine ready")
         assert not engine.logged("abandoned frontend told")
-        assert not state_file.exists()
+        assert state_file.read_text() != before
+
+
+def test_a_frontend_that_cannot_be_reached_for_a_while_is_told_later(state_file: Path) -> None:
+    address, context = f"tcp://127.0.0.1:{free_port()}", zmq.Context()
+    _remember(state_file, outputs=[address])
+    with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
+        engine.wait_for("engine joining")
+        with context, context.socket(zmq.PULL) as output:
+            output.linger = 0
+            output.bind(address)
+            assert output.poll(10_000)
+            assert output.recv_multipart() == [ENGINE_CORE_DEAD]
+            engine.wait_for("abandoned frontend told")
+            assert not state_file.exists()
+
+
+def test_those_api_servers_that_are_left_are_told(state_file: Path) -> None:
+    there, gone, context = f"tcp://127.0.0.1:{free_port()}", f"tcp://127.0.0.1:{free_port()}", zmq.Context()
+    _remember(state_file, outputs=[gone, there])
+    with context, context.socket(zmq.PULL) as output:
+        output.linger = 0
+        output.bind(there)
+        with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
+            assert output.poll(10_000)
+            assert output.recv_multipart() == [ENGINE_CORE_DEAD]
+            engine.wait_for("abandoned frontend told")
+
+
+def test_an_engine_that_is_stopped_while_it_looks_leaves_the_task_to_the_next(state_file: Path) -> None:
+    _remember(state_file, outputs=["tcp://192.0.2.1:2"])
+    before = state_file.read_text()
+    with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
+        engine.wait_for("engine joining")
+        engine.stop()
+        assert engine.exit_code == 0
+    assert state_file.read_text() == before
 
 
 @pytest.mark.parametrize(
@@ -81,8 +127,7 @@ def test_it_is_not_told_by_an_engine_that(other: dict[str, Any], state_file: Pat
 
 
 def test_addresses_that_are_none_do_no_harm(state_file: Path) -> None:
-    served = {"ranks": [0], "handshake_address": "tcp://127.0.0.1:1", "outputs": ["nonsense", "tcp://[::1"]}
-    state_file.write_text(json.dumps(served))
+    _remember(state_file, outputs=["nonsense", "tcp://[::1", "tcp://h\0:1", ""])
     with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
         engine.wait_for("engine joining")
 
@@ -109,15 +154,6 @@ def test_a_frontend_that_goes_away_leaves_no_state(state_file: Path) -> None:
         engine.wait_for("frontend lost")
         engine.wait_until_logged("engine joining", times=2)
         assert not state_file.exists()
-
-
-def test_a_signal_cuts_the_search_short(state_file: Path) -> None:
-    # An address that swallows connections: nothing says that nobody is there.
-    served = {"ranks": [0], "handshake_address": "tcp://192.0.2.1:1", "outputs": ["tcp://192.0.2.1:2"]}
-    state_file.write_text(json.dumps(served))
-    with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as engine:
-        engine.stop()
-        assert engine.exit_code == 0
 
 
 def test_state_that_cannot_be_kept_is_said_and_costs_nothing_else(tmp_path: Path) -> None:

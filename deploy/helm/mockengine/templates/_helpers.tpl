@@ -151,21 +151,21 @@ startupProbe:
     path: /health
     port: engine-admin
   periodSeconds: 1
-  timeoutSeconds: 2
+  timeoutSeconds: 3
   failureThreshold: 60
 livenessProbe:
   httpGet:
     path: /health
     port: engine-admin
   periodSeconds: 5
-  timeoutSeconds: 2
+  timeoutSeconds: 3
   failureThreshold: 3
 readinessProbe:
   httpGet:
     path: /ready
     port: engine-admin
   periodSeconds: 2
-  timeoutSeconds: 2
+  timeoutSeconds: 3
   failureThreshold: 1
 resources:
   {{- toYaml .Values.engine.resources | nindent 2 }}
