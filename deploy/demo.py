@@ -48,7 +48,9 @@ def _show(executable: Path, *, goes_on: bool) -> int:
         flags = (f"--handshake-address={frontend.handshake_address}", f"--vllm-version={DEFAULT_VERSION}")
         with EngineProcess(*flags) as engine:
             frontend.wait_healthy(besides=engine)
-            print(f"Both are up: {frontend.url}\n\nmockengine smoke --url {frontend.url}")
+            command = Path(sys.executable).with_name("mockengine")
+            shown = os.path.relpath(command) if command.is_relative_to(Path.cwd()) else command
+            print(f"Both are up: {frontend.url}\n\n{shown} smoke --url {frontend.url}")
             code = smoke.main(["--url", frontend.url])
             if code != 0:
                 print(f"\nThe frontend wrote:\n{frontend.tail}\n\nThe engine wrote:\n{engine.tail}", file=sys.stderr)

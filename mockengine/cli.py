@@ -105,7 +105,10 @@ def _health(words: list[str]) -> int:
             return _WRONG_USE
         address = loaded.settings.admin_host, loaded.settings.admin_port
     if not address[1]:
-        _complain("mockengine: admin_port is 0, so there is nobody to ask (set it to the engine's)\n")
+        _complain(
+            "mockengine: admin_port is 0, so there is nobody to ask "
+            "(give the engine's: MOCKENGINE_ADMIN_PORT or --admin-port)\n"
+        )
         return _WRONG_USE
     is_alive, text = health.ask(*address)
     if is_alive:

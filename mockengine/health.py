@@ -38,10 +38,8 @@ def ask(host: str, port: int) -> tuple[bool, str]:
     except TimeoutError:
         return False, f"{where} did not answer within {_TIMEOUT_S:g} s: the engine hangs"
     except OSError as error:
-        return (
-            False,
-            f"{where} does not answer: {error.strerror or error} (is the engine running, with this admin_port?)",
-        )
+        advice = "is the engine running, and does a variable or flag here name its admin_port?"
+        return False, f"{where} does not answer: {error.strerror or error} ({advice})"
     except (ValueError, TypeError, KeyError, AttributeError):
         return False, f"{where} does not answer as an engine does: does something else listen there?"
     return b" 200 " in head.partition(b"\r\n")[0], word if reason is None else f"{word}: {reason}"

@@ -76,12 +76,13 @@ def run(settings: Settings) -> int:
 
 def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
     """Play the engine until `stop` is requested; return the exit code and raise errors as `run` does."""
-    try:
-        state_file = StateFile(settings.state_file)
-        admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
-    except (AdminPortError, StateFileError) as error:
-        raise StartError(str(error)) from error
     with ExitStack() as cleanup:
+        try:
+            state_file = StateFile(settings.state_file)
+            cleanup.callback(state_file.close)
+            admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
+        except (AdminPortError, StateFileError) as error:
+            raise StartError(str(error)) from error
         context = make_context()
         service = _Service(settings, context, stop, journal, state_file, admin)
         if admin is not None:
@@ -133,7 +134,7 @@ class _Service:
                 return EXIT_FAILED, str(timeout)
             except Exception as error:  # noqa: BLE001 - whatever it is, the frontend must hear that its engine is gone
                 self._journal.failed(error)
-                self._watch.leaving()
+                self._stop.fail(error)
                 if session is not None:
                     self._leave(session)
                 return EXIT_FAILED, "failed"
@@ -173,6 +174,7 @@ class _Service:
             ranks=self._ranks,
             data_parallel_size=settings.effective_data_parallel_size,
             describe=self._describe,
+            on_init=self._remember,
             ready_extra=extra,
             timeout_s=settings.join_timeout_s,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
@@ -198,7 +200,6 @@ class _Service:
         settings = self._settings
         started = time.monotonic()
         ranks = self._make_ranks(session.init)
-        self._remember(session)
         self._watch.serving(session, ranks)
         poller = zmq.Poller()
         presence = Presence(
@@ -230,8 +231,8 @@ class _Service:
             self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending
 
-    def _remember(self, session: Session) -> None:
-        served = Served(tuple(self._ranks), self._settings.handshake_address, tuple(session.init.outputs))
+    def _remember(self, init: Init) -> None:
+        served = Served(tuple(self._ranks), self._settings.handshake_address, tuple(init.outputs))
         problem = self._state_file.remember(served)
         if problem is not None:
             self._journal.state_not_kept(problem)
@@ -257,7 +258,7 @@ class _Service:
     def _leave(self, session: Session) -> bool:
         """Say goodbye: a frontend does not notice by itself that an engine has gone, and would hang its clients.
 
-        That is switched off by a setting, for those who want to see just this.
+        A setting switches that off for those who want to see just this; a failure is told all the same.
 
         Returns:
             Whether everything has been said, as far as this side can know.
@@ -269,7 +270,7 @@ class _Service:
             session.close()
             self._state_file.forget()
             return True
-        if self._settings.leave_notice == "dead":
+        if self._settings.leave_notice == "dead" or self._stop.failure is not None:
             for client in connected or range(len(session.outputs)):
                 session.outputs[client].send([ENGINE_CORE_DEAD])
         if not connected:

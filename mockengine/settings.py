@@ -338,11 +338,19 @@ def _the_longest_request_fits(max_model_len: int, block_size: int, num_gpu_block
     )
 
 
+def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
+    host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
+        return None
+    return f"the frontend's handshake socket listens at port {port} of this machine (use another admin_port)"
+
+
 _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
     (("start_rank", "engine_count"), _ranks_have_an_identity),
     (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
     (("max_num_batched_tokens", "max_num_seqs"), _a_step_serves_every_request),
     (("max_model_len", "block_size", "num_gpu_blocks"), _the_longest_request_fits),
+    (("handshake_address", "admin_port"), _two_listen_at_two_ports),
 )
 
 

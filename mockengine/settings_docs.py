@@ -51,11 +51,6 @@ def written_anew(path: Path) -> str:
     return _with_part(text, {".md": _TABLE, ".yml": _PASSED_THROUGH}.get(path.suffix, _EXAMPLE))
 
 
-def with_table(page: str) -> str:
-    """Return the text `page` with the present table between its markers; raises `ValueError` if it lacks them."""
-    return _with_part(page, _TABLE)
-
-
 def _with_part(text: str, part: _Part) -> str:
     before, begin, rest = text.partition(part.begin)
     _, end, after = rest.partition(part.end)

@@ -8,6 +8,7 @@ do, with whatever engine behind it.
 import argparse
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -22,6 +23,8 @@ from urllib.parse import quote, urlsplit
 
 _MAX_TIMEOUT_S: Final = 86_400
 _SHOWN_CHARACTERS: Final = 200
+# The one that vLLM itself reads.
+_KEY_VARIABLE: Final = "VLLM_API_KEY"
 
 
 class SmokeError(Exception):
@@ -52,7 +55,14 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit as finished:  # argparse has answered --help or named the wrong flag
         return int(finished.code or 0)
     try:
-        report = smoke(args.url, args.model, prompt=args.prompt, max_tokens=args.max_tokens, timeout_s=args.timeout_s)
+        report = smoke(
+            args.url,
+            args.model,
+            prompt=args.prompt,
+            max_tokens=args.max_tokens,
+            timeout_s=args.timeout_s,
+            api_key=args.api_key or os.environ.get(_KEY_VARIABLE),
+        )
     except SmokeError as error:
         if args.json:
             sys.stdout.write(json.dumps({"ok": False, "error": str(error)}) + "\n")
@@ -70,13 +80,14 @@ def smoke(
     prompt: str = "Say hello.",
     max_tokens: int = 16,
     timeout_s: float = 30.0,
+    api_key: str | None = None,
 ) -> Report:
     """Ask the frontend at `url` for a chat completion and return what came back, within `timeout_s` in all.
 
-    Without `model` the first one that the frontend lists is asked. Raises `SmokeError` when anything is not as it
-    should be.
+    Without `model` the first one that the frontend lists is asked. `api_key` is for one that wants a key. Raises
+    `SmokeError` when anything is not as it should be.
     """
-    probe = _Probe(url, timeout_s)
+    probe = _Probe(url, timeout_s, api_key)
     outcome: Future[Report] = Future()
 
     def work() -> None:
@@ -100,10 +111,13 @@ def smoke(
 class _Probe:
     """One run against one frontend; `stage` says in words how far it is."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, api_key: str | None) -> None:
         self.stage = "while connecting"
         self._url = url
         self._timeout_s = timeout_s
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
 
     def ask(self, model: str | None, prompt: str, max_tokens: int) -> Report:
         """Send the requests and judge the replies; raises `SmokeError`."""
@@ -168,12 +182,17 @@ class _Probe:
         self.stage = "while connecting"
         connection.connect()
         self.stage = f"while waiting for the answer to {method} {route}"
-        connection.request(method, quote(base, safe="/%") + route, data, {"Content-Type": "application/json"})
+        connection.request(method, quote(base, safe="/%") + route, data, self._headers)
         response = connection.getresponse()
         if response.status != HTTPStatus.OK:
             with response:
                 reason = _shown(_message(response.read()))
-            raise SmokeError(f"{method} {route} was answered with {response.status} {response.reason}: {reason}")
+            advice = ""
+            if response.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+                advice = f" (the frontend wants a key: name it by --api-key or {_KEY_VARIABLE})"
+            raise SmokeError(
+                f"{method} {route} was answered with {response.status} {response.reason}: {reason}{advice}"
+            )
         return response
 
 
@@ -293,6 +312,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeout-s", type=_timeout, default=30.0, help="longest wait for all of it, in seconds (default: %(default)g)"
     )
+    parser.add_argument("--api-key", help=f"key of a frontend that wants one (default: {_KEY_VARIABLE})")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
 

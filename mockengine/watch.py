@@ -19,7 +19,6 @@ class Watch:
 
     def __init__(self, ranks: Sequence[int], journal: Journal, stop: StopSignal, now: float) -> None:
         self._began_at = now
-        self._failed = False
         self._journal = journal
         self._stop = stop
         self._idle_ranks = tuple(RankStatus(rank) for rank in ranks)
@@ -33,15 +32,11 @@ class Watch:
         """Note that a frontend has been joined."""
         self._served = session, ranks
 
-    def leaving(self) -> None:
-        """Note that the process ends because of an error."""
-        self._failed = True
-
     def status(self) -> Status:
         """Return how the engine is now."""
         served = self._served
         state = State.JOINING if served is None else State.SERVING
-        if self._failed or self._stop.requested:
+        if self._stop.requested:
             state = State.LEAVING
         turned_at = max(self._began_at, self._journal.turned_at)
         if served is None:

@@ -82,7 +82,7 @@ def test_nobody_there_is_not_alive() -> None:
     assert not alive
     assert text == (
         f"the admin port at 127.0.0.1, port {port} does not answer: Connection refused "
-        "(is the engine running, with this admin_port?)"
+        "(is the engine running, and does a variable or flag here name its admin_port?)"
     )
 
 
@@ -146,8 +146,9 @@ def test_the_configuration_file_is_heard(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_port_that_is_off_cannot_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["health"]) == 2
-    assert (
-        capsys.readouterr().err == "mockengine: admin_port is 0, so there is nobody to ask (set it to the engine's)\n"
+    assert capsys.readouterr().err == (
+        "mockengine: admin_port is 0, so there is nobody to ask "
+        "(give the engine's: MOCKENGINE_ADMIN_PORT or --admin-port)\n"
     )
 
 

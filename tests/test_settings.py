@@ -43,6 +43,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
 }
 # Values beside which every value of any other setting works.
 _LEEWAY = {
+    "handshake_address": "tcp://frontend:1",
     "data_parallel_size": 65_536,
     "max_model_len": 1,
     "block_size": 256,
@@ -259,6 +260,26 @@ def test_settings_made_in_code_refuse_a_combination_that_cannot_work() -> None:
 def test_the_data_parallel_size_is_that_of_this_process_unless_given() -> None:
     assert Settings(start_rank=2, engine_count=3).effective_data_parallel_size == 5
     assert Settings(start_rank=2, engine_count=3, data_parallel_size=8).effective_data_parallel_size == 8
+
+
+@pytest.mark.parametrize(
+    ("address", "works"),
+    [
+        ("tcp://127.0.0.1:29555", False),
+        ("tcp://localhost:29555", False),
+        ("tcp://[::1]:29555", False),
+        ("tcp://127.0.0.1:29550", True),
+        ("tcp://frontend:29555", True),
+        ("ipc:///run/29555", True),
+    ],
+)
+def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *, works: bool) -> None:
+    problems = list(combination_problems({"handshake_address": address, "admin_port": 29555}))
+    assert (not problems) is works
+    if not works:
+        ((names, text),) = problems
+        assert names == ("handshake_address", "admin_port")
+        assert text == "the frontend's handshake socket listens at port 29555 of this machine (use another admin_port)"
 
 
 def test_a_combination_that_lacks_a_value_is_not_judged() -> None:

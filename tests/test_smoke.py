@@ -54,6 +54,7 @@ class _Frontend:
     # Called when all of the reply but its end has gone out.
     hold: Callable[[], object] = bool
     asked: list[tuple[str, str, Any]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
     url: str = ""
 
 
@@ -74,6 +75,7 @@ def _running(frontend: _Frontend) -> Iterator[_Frontend]:
 
         def _answer(self, status: int, kind: str, body: bytes) -> None:
             asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            frontend.keys.append(self.headers.get("Authorization"))
             frontend.asked.append((self.command, self.path, json.loads(asked) if asked else None))
             self.send_response(status)
             self.send_header("Content-Type", kind)
@@ -146,6 +148,22 @@ def test_a_named_model_is_asked_without_listing_the_models() -> None:
     assert body["messages"] == [{"role": "user", "content": "Sing."}]
 
 
+def test_a_key_is_sent_with_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _running(_Frontend()) as frontend:
+        assert main(["smoke", "--url", frontend.url, "--api-key", "from-flag"]) == 0
+        monkeypatch.setenv("VLLM_API_KEY", "from-variable")
+        assert main(["smoke", "--url", frontend.url]) == 0
+        assert main(["smoke", "--url", frontend.url, "--api-key", "from-flag"]) == 0
+        monkeypatch.delenv("VLLM_API_KEY")
+        assert main(["smoke", "--url", frontend.url]) == 0
+    assert frontend.keys == [
+        *["Bearer from-flag"] * 2,
+        *["Bearer from-variable"] * 2,
+        *["Bearer from-flag"] * 2,
+        *[None] * 2,
+    ]
+
+
 @pytest.mark.parametrize("path", ["/base", "/base/", "/base/v1", "/base/v1/"])
 def test_the_url_may_have_a_path_with_or_without_v1(path: str) -> None:
     with _running(_Frontend()) as frontend:
@@ -200,7 +218,10 @@ def test_a_reply_without_text_is_a_reply() -> None:
         ),
         (
             _Frontend(reply=b'{"error": "Unauthorized"}', reply_status=401),
-            "POST /v1/chat/completions was answered with 401 Unauthorized: Unauthorized",
+            (
+                "POST /v1/chat/completions was answered with 401 Unauthorized: Unauthorized "
+                "(the frontend wants a key: name it by --api-key or VLLM_API_KEY)"
+            ),
         ),
         (
             _Frontend(reply=b'{"id": 1}', reply_type="application/json"),

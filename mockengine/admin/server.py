@@ -5,11 +5,18 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mockengine.admin.app import make_app
 from mockengine.admin.view import View
+
+# Seconds that a client has for its first request.
+_PATIENCE_S: Final = 5.0
+# Each takes a descriptor, of which the frontend's sockets must find enough.
+_MOST_CONNECTIONS: Final = 256
 
 
 class Server:
@@ -20,7 +27,7 @@ class Server:
         config = uvicorn.Config(
             make_app(view),
             loop="asyncio",
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -39,6 +46,28 @@ class Server:
     def end(self) -> None:
         """Stop serving, from any thread."""
         self._server.end()
+
+
+class _Protocol(H11Protocol):
+    """HTTP for probes: a client that does not ask soon is not waited for, nor are more than a probe can need."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn itself
+        """Take a connection, for a while."""
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.close()
+        self._impatience = self.loop.call_later(_PATIENCE_S, self._close_if_nothing_is_asked)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget a connection."""
+        self._impatience.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_nothing_is_asked(self) -> None:
+        # None before the first request, whatever its annotation says. For the next one uvicorn waits as long by itself.
+        cycle: Any = self.cycle
+        if cycle is None:
+            self.transport.close()
 
 
 class _SleepingServer(uvicorn.Server):

@@ -47,6 +47,7 @@ class JoinPlan:
         ranks: engine indexes of this process.
         data_parallel_size: ranks of the whole deployment, as far as this process knows.
         describe: makes the ready response of a rank.
+        on_init: hears of a frontend before any rank says READY to it.
         ready_extra: keys for READY besides the fixed ones.
         timeout_s: how long to try before giving up; 0 is without limit.
         farewell: message to every client when joining fails after some ranks have joined, if any.
@@ -58,6 +59,7 @@ class JoinPlan:
     ranks: Sequence[int]
     data_parallel_size: int
     describe: Callable[[int, Init], ReadyResponse]
+    on_init: Callable[[Init], None]
     ready_extra: Mapping[str, object]
     timeout_s: float
     farewell: Sequence[bytes] | None
@@ -237,6 +239,7 @@ class _Attempt:
 
     def _session_of(self, init: Init) -> Session:
         if self._session is None:
+            self._plan.on_init(init)
             self._session = Session(self._context, init)
             self._session.open_outputs()
         elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
@@ -285,11 +288,11 @@ class _Attempt:
             return "the frontend's INIT"
         return "the coordinator's go-ahead"
 
-    def _hint(self) -> str | None:
-        """Say what may be wrong, as far as the wire lets an engine see it."""
+    def _hint(self, *, is_over: bool = False) -> str | None:
+        """Say what may be wrong, as far as the wire lets an engine see it; not at once, since it may only be early."""
         for part in self._ranks:
             part.monitor.read()
-        if self._clock() - self._started < _FIRST_REMINDER_S:
+        if self._clock() - self._started < _FIRST_REMINDER_S and not is_over:
             return None
         if self._session is None:
             return self._silence_hint()
@@ -317,7 +320,8 @@ class _Attempt:
             )
         return (
             "a frontend listens there only until all its ranks have joined: start one with "
-            "--data-parallel-size-local 0; one that another engine has joined or left must be restarted"
+            "--data-parallel-size-local 0; one that another engine has joined or left must be restarted; if one waits, "
+            "see whether its --data-parallel-address and --data-parallel-rpc-port are this address"
         )
 
     def _closing_hint(self) -> str:
@@ -359,5 +363,5 @@ class _Attempt:
         if self._plan.timeout_s and waited_s >= self._plan.timeout_s:
             raise JoinTimeoutError(
                 f"no frontend joined within {self._plan.timeout_s:g} s at {self._plan.address}: "
-                f"still waiting for {self._waiting_for()}"
+                f"still waiting for {self._waiting_for()} ({self._hint(is_over=True)})"
             )

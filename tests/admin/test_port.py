@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -284,6 +284,28 @@ def test_what_is_not_http_disturbs_nothing(capfd: pytest.CaptureFixture[str]) ->
         engine.wait_for("engine ready")
         assert not engine.logged("admin request failed")
     assert capfd.readouterr() == ("", "")
+
+
+def test_connections_that_ask_for_nothing_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mockengine.admin.server._PATIENCE_S", 0.2)
+    with FrontendDouble() as frontend, watched(frontend) as (_, admin):
+        assert admin.get("/health").status_code == 200
+        for sent in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", admin.port), timeout=10) as client:
+                client.sendall(sent)
+                assert client.recv(1_000) == b""
+
+
+def test_connections_beyond_what_probes_need_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mockengine.admin.server._MOST_CONNECTIONS", 5)
+    with FrontendDouble() as frontend, watched(frontend) as (_, admin), ExitStack() as connections:
+        admin.get("/health")
+        # The client above keeps a connection of its own.
+        for _ in range(4):
+            connections.enter_context(socket.create_connection(("127.0.0.1", admin.port), timeout=10))
+        with socket.create_connection(("127.0.0.1", admin.port), timeout=10) as one_more:
+            assert one_more.recv(1_000) == b""
+        assert admin.get("/health").status_code == 200
 
 
 # Starting, and what keeps it from starting.

@@ -12,6 +12,7 @@ from mockengine.service import StartError
 from mockengine.testing.double import FrontendDouble
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.processes import free_port
+from mockengine.wire.handshake import EngineStatus
 from mockengine.wire.outputs import ENGINE_CORE_DEAD
 from tests.support.engine_thread import EngineThread
 
@@ -132,6 +133,23 @@ def test_addresses_that_are_none_do_no_harm(state_file: Path) -> None:
         engine.wait_for("engine joining")
 
 
+def test_the_frontend_is_remembered_before_it_can_count_on_the_engine(
+    state_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept_at_ready: list[bool] = []
+    wire = EngineStatus.to_wire
+
+    def note(status: EngineStatus) -> bytes:
+        if status.status == "READY":
+            kept_at_ready.append(state_file.exists())
+        return wire(status)
+
+    monkeypatch.setattr(EngineStatus, "to_wire", note)
+    with FrontendDouble(ranks=2) as frontend, EngineThread(frontend, state_file=str(state_file)):
+        frontend.handshake()
+    assert kept_at_ready == [True, True]
+
+
 def test_an_engine_that_leaves_with_a_word_leaves_no_state(state_file: Path) -> None:
     with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(state_file)) as engine:
         frontend.handshake()
@@ -161,6 +179,7 @@ def test_state_that_cannot_be_kept_is_said_and_costs_nothing_else(tmp_path: Path
     folder.mkdir()
     with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(folder / "state")) as engine:
         engine.wait_for("engine joining")
+        (folder / "state.lock").unlink()
         folder.rmdir()
         frontend.handshake()
         frontend.add("a", max_tokens=1)
@@ -173,3 +192,15 @@ def test_an_engine_does_not_start_without_the_file_that_it_is_told_to_keep(tmp_p
         engine.wait()
         assert isinstance(engine.error, StartError)
         assert "cannot be used: No such file or directory" in str(engine.error)
+
+
+def test_two_engines_cannot_keep_the_same_file(state_file: Path) -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(state_file)) as engine:
+        frontend.handshake()
+        engine.wait_for("engine ready")
+        with EngineThread(handshake_address="tcp://127.0.0.1:1", state_file=str(state_file)) as second:
+            second.wait()
+            assert "is used by another engine that runs" in str(second.error)
+        assert frontend.hears_nothing()
+        frontend.add("a", max_tokens=1)
+        frontend.reply("a")
