@@ -15,7 +15,7 @@ LOCK_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mockengine/pip-tools-7.6.2
 PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
 	--strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
-.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-containers images lint format docs lock clean
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -27,10 +27,8 @@ demo: $(RUN_VENV) ## serve a chat completion with a real vLLM frontend and this 
 test: $(TEST_VENV) ## unit, wire and end-to-end tests, the latter with real Rust frontends; some 3 minutes
 	@echo "Fetching what is missing of the real Rust frontends (once per machine, 60 MB each to keep) ..."
 	@$(BIN)/python -m mockengine.testing.fetch 0.33.0 0.30.0 0.27.1 0.24.0
-	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."
-	@$(BIN)/python -m tests.support.kubernetes_tools
 	@echo "Running unit, wire and end-to-end tests ..."
-	$(BIN)/python -m pytest --durations=10 -m "not python_frontend and not containers and not failure_modes"
+	$(BIN)/python -m pytest --durations=10 -m "not python_frontend and not failure_modes and not manifests and not containers"
 
 test-python-frontend: $(TEST_VENV) ## end-to-end tests with a real Python frontend; builds its environment (2 GB) once
 	@$(BIN)/python tests/support/python_frontend.py
@@ -43,6 +41,11 @@ test-failure-modes: $(TEST_VENV) ## end real frontends and their engines in ever
 
 failure-modes: $(TEST_VENV) ## do the same and write the tables of docs/failure-modes.md anew
 	$(BIN)/python -m tests.support.failure_modes
+
+test-manifests: $(TEST_VENV) ## render what deploy/ has for Kubernetes and check it; Linux on x86_64 only
+	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."
+	@$(BIN)/python -m tests.support.kubernetes_tools
+	$(BIN)/python -m pytest --durations=5 -m manifests
 
 test-containers: $(TEST_VENV) ## build both images and test them, and what is made of them, with a real Docker engine
 	@$(BIN)/python -m tests.support.kubernetes_tools

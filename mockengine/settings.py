@@ -24,7 +24,8 @@ _MAX_RANKS: Final = 2**16
 # Token ids and lengths are 32-bit integers in vLLM's own arrays.
 _MAX_INT32: Final = 2**31 - 1
 _MAX_SEED: Final = 2**64 - 1
-_BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
+BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
+"""Sizes that vLLM allows for a block of the KV cache, in tokens."""
 # What the kernel allows for the path of a Unix socket, without its closing NUL.
 _MAX_IPC_PATH_BYTES: Final = 107
 _MAX_HOST_NAME: Final = 253
@@ -59,8 +60,8 @@ def _either(choices: tuple[object, ...]) -> str:
 
 
 def _check_block_size(value: int) -> int:
-    if value not in _BLOCK_SIZES:
-        raise ValueError(f"{value} is not one of {_either(_BLOCK_SIZES)}")
+    if value not in BLOCK_SIZES:
+        raise ValueError(f"{value} is not one of {_either(BLOCK_SIZES)}")
     return value
 
 
@@ -126,7 +127,7 @@ Address = Annotated[
     Allowed(f"tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most {_MAX_IPC_PATH_BYTES} bytes"),
     AfterValidator(_check_address),
 ]
-BlockSize = Annotated[int, Allowed(f"{_either(_BLOCK_SIZES)} tokens"), AfterValidator(_check_block_size)]
+BlockSize = Annotated[int, Allowed(f"{_either(BLOCK_SIZES)} tokens"), AfterValidator(_check_block_size)]
 VllmVersion = Annotated[
     str,
     Allowed("auto, or a release from 0.19 on, such as 0.33 or 0.33.0"),

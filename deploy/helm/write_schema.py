@@ -9,7 +9,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from mockengine.settings import Settings
+from pydantic import AfterValidator
+
+from mockengine.settings import BLOCK_SIZES, Settings
 
 SCHEMA: Final = Path(__file__).parent / "mockengine" / "values.schema.json"
 SET_BY_THE_CHART: Final = {
@@ -23,8 +25,11 @@ SET_BY_THE_CHART: Final = {
 }
 """Settings that follow from other values of the chart."""
 
-# Helm reads numbers as 64-bit floats: larger integers must be written as text.
-_LARGEST_EXACT: Final = 2**53 - 1
+LARGEST_EXACT: Final = 2**53 - 1
+"""Helm reads numbers as 64-bit floats: larger integers must be written as text."""
+
+# What the code of a setting's own check allows, which no schema can tell.
+_CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {"block_size": {"enum": list(BLOCK_SIZES)}}
 
 
 def settings_schema() -> dict[str, Any]:
@@ -32,10 +37,10 @@ def settings_schema() -> dict[str, Any]:
     described = Settings.model_json_schema()["properties"]
     names = [name for name in described if name not in SET_BY_THE_CHART]
     return {
-        "description": "Written by deploy/helm/write_schema.py.",
+        "description": "Settings of the engine by their YAML keys: docs/settings.md. Written by `make docs`.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: _or_null(_as_helm_reads_it(described[name])) for name in names},
+        "properties": {name: _or_null(_as_helm_reads_it(described[name] | _checked_by_code(name))) for name in names},
     }
 
 
@@ -46,19 +51,40 @@ def text() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def _checked_by_code(name: str) -> dict[str, Any]:
+    """Return what the schema must say besides; raises `ValueError` if nobody has said it."""
+    has_code = any(isinstance(fact, AfterValidator) for fact in Settings.model_fields[name].metadata)
+    if has_code and name not in _CHECKED_BY_CODE:
+        raise ValueError(f"{name} is checked by code, so its schema would allow too much (add it to _CHECKED_BY_CODE)")
+    return _CHECKED_BY_CODE.get(name, {})
+
+
 def _as_helm_reads_it(described: dict[str, Any]) -> dict[str, Any]:
     """Allow text for numbers that helm would spoil: integers beyond a float's precision, and fractions in `--set`."""
     facts = {key: value for key, value in described.items() if key != "title"}
     bounds = {key: facts[key] for key in facts if key in {"minimum", "maximum"}}
     about = {key: facts[key] for key in facts if key in {"description", "default"}}
     if facts.get("type") == "number":
-        as_text = {"type": "string", "pattern": r"^[0-9]+\.[0-9]+$"}
+        largest = int(facts["maximum"])
+        as_text = {"type": "string", "pattern": rf"^(({_whole_numbers_below(largest)})\.[0-9]+|{largest}\.0+)$"}
         return about | {"anyOf": [{"type": "number"} | bounds, as_text]}
-    if facts.get("maximum", 0) > _LARGEST_EXACT:
-        about["description"] += f" Quote one that is larger than {_LARGEST_EXACT}."
-        as_text = {"type": "string", "pattern": "^[0-9]{1,20}$"}
-        return about | {"anyOf": [{"type": "integer"} | bounds | {"maximum": _LARGEST_EXACT}, as_text]}
+    if facts.get("maximum", 0) > LARGEST_EXACT:
+        about["description"] += f" Quote one that is larger than {LARGEST_EXACT}."
+        as_text = {"type": "string", "pattern": f"^({_whole_numbers_below(facts['maximum'] + 1)})$"}
+        return about | {"anyOf": [{"type": "integer"} | bounds | {"maximum": LARGEST_EXACT}, as_text]}
     return facts
+
+
+def _whole_numbers_below(limit: int) -> str:
+    """Return a pattern of the numbers from 0 to `limit` - 1, as alternatives; `limit` has at least two digits."""
+    digits = str(limit)
+    alternatives = [f"[0-9]{{1,{len(digits) - 1}}}"]
+    for place, digit in enumerate(digits):
+        lowest = 0 if place else 1
+        if int(digit) > lowest:
+            rest = len(digits) - place - 1
+            alternatives.append(f"{digits[:place]}[{lowest}-{int(digit) - 1}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    return "|".join(alternatives)
 
 
 def _or_null(described: dict[str, Any]) -> dict[str, Any]:

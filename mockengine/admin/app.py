@@ -16,8 +16,10 @@ from mockengine.admin.metrics import make_registry
 from mockengine.admin.view import View
 from mockengine.status import State, Status
 
-# An engine that works turns within a millisecond or two of being woken. Probes wait longer than this for an answer.
-_PATIENCE_S: Final = 1.5
+HEALTH_PATIENCE_S: Final = 1.5
+"""How long the loop has to turn before it counts as stuck; probes must wait longer than this for the answer."""
+
+# An engine that works turns within a millisecond or two of being woken.
 _LOOK_AGAIN_S: Final = 0.002
 _METHODS: Final = ["GET", "HEAD"]
 
@@ -95,7 +97,7 @@ async def _reason_for_doubt(view: View) -> str | None:
         if status.turned_at >= asked or status.state is State.LEAVING:
             return None
         now = time.monotonic()
-        if now >= asked + _PATIENCE_S:
+        if now >= asked + HEALTH_PATIENCE_S:
             return f"the engine's loop has not turned for {now - status.turned_at:.1f} s"
         await asyncio.sleep(_LOOK_AGAIN_S)
 

@@ -2,7 +2,10 @@
 """The pods of deploy/kubernetes, run as their rendered manifests say: they serve, and whatever dies, serve again."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -120,6 +123,22 @@ def test_pod_of_the_chart_serves_with_several_ranks(engine_image: str, frontend_
         assert [rank["engine"] for rank in ranks] == [0, 1, 2, 3]
 
 
+def test_frontend_of_the_chart_wants_the_key_that_helm_test_shows(engine_image: str, frontend_image: str) -> None:
+    manifests = render_chart('--set-json=frontend.extraEnv=[{"name": "VLLM_API_KEY", "value": "secret"}]')
+    (workload,) = Bundle(manifests).workloads
+    assert [container["image"] for container in workload.containers] == [engine_image, frontend_image]
+    (smoke,) = (manifest for manifest in manifests if manifest["kind"] == "Pod")
+    (variable,) = smoke["spec"]["containers"][0]["env"]
+    with Pod(workload.template, workload.config_maps) as pod:
+        pod.wait_for(lambda: pod.is_ready, "ready")
+        url = pod.url("http")
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        command = [sys.executable, "-m", "mockengine", "smoke", f"--url={url}"]
+        environment = os.environ | {variable["name"]: variable["value"]}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 @contextmanager
 def unread_stream(pod: Pod) -> Iterator[Iterator[bytes]]:
     """Ask for more than fits into the buffers on the way, so that the request runs until the rest is read."""
@@ -174,46 +193,67 @@ def network() -> Iterator[str]:
     docker("network", "rm", name)
 
 
-def test_ranks_in_pods_of_their_own_find_each_frontend_by_its_service(
-    network: str, engine_image: str, frontend_image: str
-) -> None:
-    manifests = render_kustomization(KUBERNETES / "overlays" / "data-parallel")
-    frontend, ranks = Bundle(manifests).workloads
-    assert (frontend.spec["containers"][0]["image"], ranks.spec["containers"][0]["image"]) == (
-        frontend_image,
-        engine_image,
-    )
-    handshake = [f"--network={network}", "--network-alias=mockengine-handshake"]
+@pytest.fixture(scope="module")
+def separate(engine_image: str, frontend_image: str) -> list[Workload]:
+    """Return the frontend and the ranks of the overlay whose engines have pods of their own."""
+    workloads = Bundle(render_kustomization(KUBERNETES / "overlays" / "data-parallel")).workloads
+    images = [container["image"] for workload in workloads for container in workload.containers]
+    assert images == [frontend_image, engine_image]
+    return workloads
+
+
+@pytest.fixture
+def ranks(separate: list[Workload], network: str) -> Iterator[list[Pod]]:
+    """All pods of the StatefulSet."""
+    _, workload = separate
+    assert workload.manifest["spec"]["replicas"] == 2
     with ExitStack() as stack:
-        engines = [
+        yield [
             stack.enter_context(
                 Pod(
-                    ranks.template,
-                    ranks.config_maps,
+                    workload.template,
+                    workload.config_maps,
                     labels={"apps.kubernetes.io/pod-index": str(index)},
                     network=[f"--network={network}"],
                 )
             )
-            for index in range(ranks.manifest["spec"]["replicas"])
+            for index in range(2)
         ]
-        assert len(engines) == 2
 
-        def serves(pod: Pod) -> str:
-            pod.wait_for(lambda: all(one.is_ready for one in [pod, *engines]), "ready with all ranks")
-            return ask(pod)
 
-        with Pod(frontend.template, frontend.config_maps, network=handshake) as first:
-            text = serves(first)
-            # One rank of two is gone: told of it, the frontend is replaced, and both ranks join again.
-            engines[1].container("engine").kill()
-            first.wait_for(lambda: causes(first.container("frontend")) == [("liveness", 0)], "restarted")
-            assert serves(first) == text
-            taken = first.url("http")
-        # What takes the address of the last frontend, so that the next one gets another.
-        other = ("--entrypoint=sleep", "--no-healthcheck", f"--network={network}")
-        with (
-            container(engine_image, "infinity", options=other),
-            Pod(frontend.template, frontend.config_maps, network=handshake) as second,
-        ):
-            assert second.url("http") != taken
-            assert serves(second) == text
+def frontend_at_its_service(separate: list[Workload], network: str) -> Pod:
+    frontend, _ = separate
+    options = [f"--network={network}", "--network-alias=mockengine-handshake"]
+    return Pod(frontend.template, frontend.config_maps, network=options)
+
+
+def serve(frontend: Pod, ranks: list[Pod]) -> str:
+    """Wait until all are ready, and return the reply."""
+    frontend.wait_for(lambda: all(pod.is_ready for pod in [frontend, *ranks]), "ready with all ranks")
+    return ask(frontend)
+
+
+def test_frontend_that_lost_a_rank_is_replaced_and_all_ranks_join_again(
+    separate: list[Workload], network: str, ranks: list[Pod]
+) -> None:
+    with frontend_at_its_service(separate, network) as pod:
+        text = serve(pod, ranks)
+        ranks[1].container("engine").kill()
+        pod.wait_for(lambda: causes(pod.container("frontend")) == [("liveness", 0)], "restarted")
+        assert serve(pod, ranks) == text
+
+
+def test_ranks_find_the_next_frontend_at_another_address_by_its_service(
+    separate: list[Workload], network: str, ranks: list[Pod], engine_image: str
+) -> None:
+    with frontend_at_its_service(separate, network) as first:
+        text = serve(first, ranks)
+        taken = first.url("http")
+    # What takes the address of the last frontend, so that the next one gets another.
+    other = ("--entrypoint=sleep", "--no-healthcheck", f"--network={network}")
+    with (
+        container(engine_image, "infinity", options=other),
+        frontend_at_its_service(separate, network) as second,
+    ):
+        assert second.url("http") != taken
+        assert serve(second, ranks) == text

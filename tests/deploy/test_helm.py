@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-import mockengine
-from deploy.helm.write_schema import SCHEMA, SET_BY_THE_CHART, text
+from deploy.helm.write_schema import SCHEMA, SET_BY_THE_CHART
 from mockengine.settings import Settings
 from tests.support import kubernetes_tools
 from tests.support.kubernetes_tools import ToolError, run_tool
 from tests.support.manifest_checks import Bundle, problems
-from tests.support.manifests import CHART, NEWEST, OLDEST, RELEASE, parse, render_chart, schema_problems
+from tests.support.manifests import CHART, NEWEST, OLDEST, RELEASE, render_chart, schema_problems
 from tests.support.pod_container import Manifest
+
+pytestmark = pytest.mark.manifests
 
 SHAPES: dict[str, list[str]] = {
     "as it is": [],
@@ -73,12 +74,6 @@ def test_parts_fit(shape: str) -> None:
 
 def test_lints() -> None:
     assert "0 chart(s) failed" in run_tool("helm", "lint", "--strict", str(CHART))
-
-
-def test_versions_are_the_project_s() -> None:
-    (chart,) = parse((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == mockengine.__version__
-    assert "dependencies" not in chart
 
 
 def test_sidecar_is_one_pod() -> None:
@@ -143,6 +138,8 @@ def test_a_change_of_the_settings_replaces_the_pods() -> None:
     ("flags", "words"),
     [
         ("--set=engine.settings.sede=7", "additional properties 'sede' not allowed"),
+        ("--set=engine.settings.block_size=24", "/engine/settings/block_size"),
+        ("--set-string=engine.settings.shutdown_timeout_s=86400.5", "/engine/settings/shutdown_timeout_s"),
         ("--set=engine.settings.max_num_seqs=0", "/engine/settings/max_num_seqs"),
         ("--set-json=engine.settings.vllm_version=0.33", "/engine/settings/vllm_version"),
         ("--set=engine.settings.admin_port=1", "additional properties 'admin_port' not allowed"),
@@ -159,11 +156,6 @@ def test_values_that_cannot_work_are_refused(flags: str, words: str) -> None:
     assert words in str(refusal.value)
 
 
-def test_schema_is_written_from_the_settings() -> None:
-    # If this fails: make docs
-    assert SCHEMA.read_text() == text()
-
-
 def test_every_setting_is_the_user_s_or_the_chart_s() -> None:
     schema = json.loads(SCHEMA.read_text())
     offered = set(schema["properties"]["engine"]["properties"]["settings"]["properties"])
@@ -173,20 +165,6 @@ def test_every_setting_is_the_user_s_or_the_chart_s() -> None:
     written = {name.removeprefix("MOCKENGINE_").lower() for name in data}
     # The rank comes from the pod.
     assert written >= SET_BY_THE_CHART - {"start_rank"}
-
-
-def test_every_value_is_in_the_schema_and_every_part_of_it_has_values() -> None:
-    def paths(values: dict[str, Any], schema: dict[str, Any], path: str = "") -> None:
-        for name, value in values.items():
-            assert name in schema["properties"], f"{path}{name} is not in values.schema.json"
-            inner = schema["properties"][name]
-            if isinstance(value, dict) and "properties" in inner:
-                paths(value, inner, f"{path}{name}.")
-
-    (values,) = parse((CHART / "values.yaml").read_text())
-    schema = json.loads(SCHEMA.read_text())
-    paths(values, schema)
-    assert set(values) == set(schema["properties"]) - {"global"}
 
 
 def test_helm_test_asks_the_service() -> None:
@@ -200,6 +178,34 @@ def test_helm_test_asks_the_service() -> None:
     for key in ("image", "securityContext", "resources"):
         assert container[key] == workload.engine[key]
     assert smoke["spec"]["securityContext"] == workload.spec["securityContext"]
+
+
+def test_helm_test_shows_the_key_that_the_frontend_wants() -> None:
+    key = {"name": "VLLM_API_KEY", "valueFrom": {"secretKeyRef": {"name": "mock", "key": "key"}}}
+    others = [{"name": "HF_TOKEN", "value": "x"}]
+    for extra, passed in ((others, None), ([*others, key], [key])):
+        manifests = render_chart(f"--set-json=frontend.extraEnv={json.dumps(extra)}")
+        (smoke,) = (each for each in manifests if each["kind"] == "Pod")
+        assert smoke["spec"]["containers"][0].get("env") == passed
+        (deployment,) = (each for each in manifests if each["kind"] == "Deployment")
+        assert deployment["spec"]["template"]["spec"]["containers"][0]["env"] == extra
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ([], "mock"),
+        (["--set=frontend.model=Qwen/Qwen3-0.6B"], "Qwen/Qwen3-0.6B"),
+        (["--set=frontend.model=Qwen/Qwen3-0.6B,frontend.servedModelName=small"], "small"),
+        (["--set=frontend.servedModelName=small"], "small"),
+    ],
+)
+def test_model_is_served_by_its_own_name_unless_another_is_given(flags: list[str], name: str) -> None:
+    (workload,) = Bundle(render_chart(*flags)).workloads
+    assert workload.frontend is not None
+    assert workload.flags(workload.frontend)["served-model-name"] == name
+    notes = run_tool("helm", "install", RELEASE, str(CHART), "--dry-run=client", *flags).partition("NOTES:")[2]
+    assert f'"model": "{name}"' in notes
 
 
 @pytest.mark.parametrize("mode", ["sidecar", "data-parallel"])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.support import kubernetes_tools
+from tests.support.kubernetes_tools import run_tool
 from tests.support.manifest_checks import Bundle, problems
 from tests.support.manifests import (
     KUBERNETES,
@@ -26,6 +27,8 @@ BASE = KUBERNETES / "base"
 DATA_PARALLEL = KUBERNETES / "overlays" / "data-parallel"
 AUTOSCALING = KUBERNETES / "overlays" / "autoscaling"
 OWN_FRONTEND = KUBERNETES / "overlays" / "own-frontend"
+pytestmark = pytest.mark.manifests
+
 # Parts of others: a frontend without an engine, and engines without a frontend.
 PARTS = {KUBERNETES / "frontend", DATA_PARALLEL / "ranks"}
 WHOLE = [folder for folder in kustomizations() if folder not in PARTS]
@@ -97,21 +100,61 @@ def test_component_adds_the_sidecar_and_leaves_the_rest_of_a_deployment_alone() 
     assert pod == own["spec"]["template"]["spec"]
 
 
+def test_engine_is_the_same_container_beside_the_frontend_and_in_a_pod_of_its_own() -> None:
+    sidecar, rank = dict(_engine(render_kustomization(BASE))), dict(_rank(render_kustomization(DATA_PARALLEL)))
+    assert sidecar.pop("restartPolicy") == "Always"
+    assert [entry["name"] for entry in rank.pop("env")] == ["MOCKENGINE_START_RANK"]
+    # Of two ConfigMaps, each with a hash in its name.
+    assert [list(source) for one in (sidecar, rank) for source in one.pop("envFrom")] == [["configMapRef"]] * 2
+    assert sidecar == rank
+
+
 def test_settings_of_an_overlay_reach_the_sidecar() -> None:
     (workload,) = Bundle(render_kustomization(OWN_FRONTEND)).workloads
     assert workload.settings().vocab_size == 151_936
     assert workload.settings().admin_port == 29_555
 
 
-def test_example_of_the_docs_sets_images_and_settings(tmp_path: Path) -> None:
+def example(title: str, folder: Path) -> list[Manifest]:
+    """Render the kustomization that the docs show under a title, as if the clone were beside it."""
     page = (KUBERNETES.parent.parent / "docs" / "kubernetes.md").read_text()
-    (example,) = re.findall("```yaml\n(.*?)```", page, re.DOTALL)
-    base = os.path.relpath(BASE, tmp_path.resolve())
-    (tmp_path / "kustomization.yaml").write_text(example.replace("mockengine/deploy/kubernetes/base", base))
-    (workload,) = Bundle(render_kustomization(tmp_path)).workloads
+    (shown,) = re.findall("```yaml\n(.*?)```", page.partition(f"## {title}\n")[2].partition("\n## ")[0], re.DOTALL)
+    clone = os.path.relpath(KUBERNETES, folder.resolve())
+    (folder / "kustomization.yaml").write_text(shown.replace("mockengine/deploy/kubernetes", clone))
+    return render_kustomization(folder)
+
+
+def test_example_of_the_docs_sets_images_replicas_and_settings(tmp_path: Path) -> None:
+    manifests = example("A kustomization of yours", tmp_path)
+    assert problems(manifests) == []
+    (workload,) = Bundle(manifests).workloads
     assert (workload.settings().seed, workload.settings().max_model_len) == (7, 8192)
     repositories = [container["image"].partition(":")[0] for container in workload.containers]
     assert repositories == ["registry.example/mockengine", "registry.example/mockengine-frontend"]
+    assert workload.manifest["spec"]["replicas"] == 3
+
+
+def test_example_of_the_docs_adds_the_engine_to_a_labelled_deployment(tmp_path: Path) -> None:
+    own = (OWN_FRONTEND / "deployment.yaml").read_text()
+    (tmp_path / "deployment.yaml").write_text(own)
+    manifests = example("The engine in a Deployment of yours", tmp_path)
+    (workload,) = Bundle(manifests).workloads
+    assert workload.settings().vocab_size == 151_936
+    assert _engine(manifests)["image"] == "registry.example/mockengine:0.1.0"
+
+
+@pytest.mark.parametrize(("label", "count"), [("    mockengine/engine: sidecar\n", 1), ("", 0)])
+def test_what_the_docs_say_counts_the_engines_that_were_added(tmp_path: Path, label: str, count: int) -> None:
+    own = (OWN_FRONTEND / "deployment.yaml").read_text()
+    (tmp_path / "deployment.yaml").write_text(own.replace("    mockengine/engine: sidecar\n", label))
+    example("The engine in a Deployment of yours", tmp_path)
+    assert run_tool("kubectl", "kustomize", str(tmp_path)).count("name: engine-admin") == count
+
+
+def test_example_of_the_docs_has_as_many_pods_as_ranks(tmp_path: Path) -> None:
+    manifests = example("Data parallel: more than one machine", tmp_path)
+    assert problems(manifests) == []
+    assert only(manifests, "StatefulSet")["spec"]["replicas"] == 4
 
 
 def test_number_of_ranks_is_said_once() -> None:
@@ -136,6 +179,11 @@ def _engine(manifests: list[Manifest]) -> Manifest:
     return engine
 
 
+def _rank(manifests: list[Manifest]) -> Manifest:
+    engine: Manifest = pod_of(manifests, "StatefulSet")["containers"][0]
+    return engine
+
+
 def _frontend(manifests: list[Manifest]) -> Manifest:
     frontend: Manifest = pod_of(manifests)["containers"][0]
     return frontend
@@ -146,7 +194,7 @@ def _settings(manifests: list[Manifest]) -> Manifest:
     return data
 
 
-# What a check must notice: how a rendered base is spoilt, and words of the problem.
+# What a check must notice: how a rendered bundle is spoilt, and words of the problem.
 SPOILT: dict[str, tuple[Callable[[list[Manifest]], object], str]] = {
     "container port": (lambda m: _engine(m)["ports"][0].update(containerPort=29_556), "admin_port is 29555"),
     "port name": (lambda m: _engine(m)["ports"][0].update(name="admin"), "has no port engine-admin"),
@@ -156,6 +204,14 @@ SPOILT: dict[str, tuple[Callable[[list[Manifest]], object], str]] = {
     "startup waits for the join": (
         lambda m: _engine(m)["startupProbe"]["httpGet"].update(path="/ready"),
         "startupProbe of the engine asks /ready",
+    ),
+    "impatient probe": (
+        lambda m: _engine(m)["livenessProbe"].update(timeoutSeconds=1),
+        "livenessProbe of the engine waits 1 s",
+    ),
+    "default patience": (
+        lambda m: _engine(m)["readinessProbe"].pop("timeoutSeconds"),
+        "readinessProbe of the engine waits 1 s",
     ),
     "unknown setting": (lambda m: _settings(m).update(MOCKENGINE_SEDE="7"), "did you mean MOCKENGINE_SEED?"),
     "invalid setting": (lambda m: _settings(m).update(MOCKENGINE_BLOCK_SIZE="24"), "24 is not allowed"),
@@ -199,16 +255,9 @@ SPOILT: dict[str, tuple[Callable[[list[Manifest]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT)
-def test_checks_notice_what_does_not_fit(what: str) -> None:
-    manifests = render_kustomization(BASE)
-    spoil, words = SPOILT[what]
-    spoil(manifests)
-    assert any(words in problem for problem in problems(manifests)), problems(manifests)
-
-
 SPOILT_RANKS: dict[str, tuple[Callable[[list[Manifest]], object], str]] = {
     "replicas": (lambda m: only(m, "StatefulSet")["spec"].update(replicas=3), "the last rank would be 2"),
+    "size alone": (lambda m: _settings(m).update(MOCKENGINE_DATA_PARALLEL_SIZE="4"), "the engines have 2 ranks"),
     "ranks": (
         lambda m: pod_of(m, "StatefulSet")["containers"][0].pop("env"),
         "its pods play the ranks [0, 0]",
@@ -229,10 +278,15 @@ SPOILT_RANKS: dict[str, tuple[Callable[[list[Manifest]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", SPOILT_RANKS)
-def test_checks_notice_ranks_that_do_not_fit(what: str) -> None:
-    manifests = render_kustomization(DATA_PARALLEL)
-    spoil, words = SPOILT_RANKS[what]
+@pytest.mark.parametrize(
+    ("folder", "spoil", "words"),
+    [
+        *(pytest.param(BASE, *each, id=what) for what, each in SPOILT.items()),
+        *(pytest.param(DATA_PARALLEL, *each, id=what) for what, each in SPOILT_RANKS.items()),
+    ],
+)
+def test_checks_notice_what_does_not_fit(folder: Path, spoil: Callable[[list[Manifest]], object], words: str) -> None:
+    manifests = render_kustomization(folder)
     spoil(manifests)
     assert any(words in problem for problem in problems(manifests)), problems(manifests)
 

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulated kubelet of the container tests counts, expands and refuses as a kubelet does."""
 
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import pod as pod_module
+from tests.support.docker import DockerError
+from tests.support.pod import Pod
 from tests.support.pod_container import ManifestError, PodFacts, check_pod, environment, expand, run_arguments
 from tests.support.pod_probes import Probe
 
@@ -104,6 +109,46 @@ def test_a_pod_that_is_not_emulated_is_refused(spoilt: dict[str, Any], words: st
     check_pod(spec)
     with pytest.raises(ManifestError, match=words):
         check_pod(spec | spoilt)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where pods make their folders."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def template(**fields: Any) -> dict[str, Any]:
+    spec = {"enableServiceLinks": False, "automountServiceAccountToken": False, "containers": [container()], **fields}
+    return {"metadata": {}, "spec": spec}
+
+
+def test_a_pod_that_is_refused_leaves_no_folder(folders: Path) -> None:
+    with pytest.raises(ManifestError, match="init containers that end"):
+        Pod(template(initContainers=[container(name="first")]), {})
+    assert list(folders.iterdir()) == []
+
+
+def test_who_waits_for_a_pod_hears_that_a_container_could_not_be_made(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def docker(*arguments: str, **_: Any) -> str:
+        if any(word.startswith("--name=") and word.endswith("-c-0") for word in arguments):
+            raise DockerError("no space left on device")
+        return "10.0.0.7" if arguments[0] == "inspect" else ""
+
+    def try_docker(*arguments: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(arguments, 1, stdout="", stderr="no such container")
+
+    monkeypatch.setattr(pod_module, "docker", docker)
+    monkeypatch.setattr(pod_module, "try_docker", try_docker)
+    with (
+        Pod(template(), {}) as pod,
+        pytest.raises(AssertionError, match="not ready: the container c was lost: no space left on device") as raised,
+    ):
+        pod.wait_for(lambda: pod.is_ready, "ready")
+    assert isinstance(raised.value.__cause__, DockerError)
+    assert list(folders.iterdir()) == []
 
 
 def test_a_probe_is_run_when_due_and_decides_after_so_many_in_a_row() -> None:

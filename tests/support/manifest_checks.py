@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Final
 
 import mockengine
+from mockengine.admin.app import HEALTH_PATIENCE_S
 from mockengine.settings import Settings
 from mockengine.settings_sources import SettingsError, load
 from mockengine.testing.fetch import DEFAULT_VERSION
@@ -18,6 +19,8 @@ from tests.support.pod_container import Manifest, ManifestError, PodFacts, envir
 # Time that is left after everything that a pod's end may wait for.
 _MARGIN_S: Final = 5
 _TAGS: Final = {"mockengine": mockengine.__version__, "mockengine-frontend": DEFAULT_VERSION}
+# What the API fills in.
+_DEFAULT_PROBE_TIMEOUT_S: Final = 1
 _PROBES: Final = ("startupProbe", "livenessProbe", "readinessProbe")
 _ENGINE_PROBES: Final = {"startupProbe": "/health", "livenessProbe": "/health", "readinessProbe": "/ready"}
 _SECURITY: Final = {
@@ -227,6 +230,10 @@ def _engines(bundle: Bundle) -> Iterator[str]:
             asked = workload.engine.get(probe, {}).get("httpGet", {}).get("path")
             if asked != path:
                 yield f"{workload.name}: {probe} of the engine asks {asked}, not {path}"
+            timeout_s = workload.engine.get(probe, {}).get("timeoutSeconds", _DEFAULT_PROBE_TIMEOUT_S)
+            if timeout_s <= HEALTH_PATIENCE_S:
+                late = f"it may answer after {HEALTH_PATIENCE_S} s"
+                yield f"{workload.name}: {probe} of the engine waits {timeout_s} s, {late}"
         mounts = [mount["mountPath"] for mount in workload.engine.get("volumeMounts", [])]
         if settings.state_file is None or settings.state_file.rpartition("/")[0] not in mounts:
             yield f"{workload.name}: the state file {settings.state_file} is in no volume ({mounts})"

@@ -50,16 +50,16 @@ class PodContainer:
 
     def __init__(self, described: Manifest, pod: "Pod") -> None:
         self.name: str = described["name"]
-        self.is_sidecar = described.get("restartPolicy") == "Always"
         self.lives: list[Ended] = []
         self.is_started = threading.Event()
         self.is_ready = False
         self.docker_name = ""
+        self.error: Exception | None = None
         self._described = described
         self._pod = pod
         self._stopping = threading.Event()
         self._waiter: subprocess.Popen[str] | None = None
-        self._thread = threading.Thread(target=self._live, name=self.name, daemon=True)
+        self._thread = threading.Thread(target=self._try_to_live, name=self.name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -89,6 +89,13 @@ class PodContainer:
         """Return what this life has written so far."""
         said = try_docker("logs", self.docker_name)
         return said.stdout + said.stderr
+
+    def _try_to_live(self) -> None:
+        try:
+            self._live()
+        except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the pod
+            self.error = error
+            self.is_ready = False
 
     def _live(self) -> None:
         delay_s = 0.0
@@ -192,6 +199,8 @@ class Pod:
         self.pace = pace
         self._spec: Manifest = template["spec"]
         check_pod(self._spec)
+        if any(each.get("restartPolicy") != "Always" for each in self._spec.get("initContainers", [])):
+            raise ManifestError("init containers that end are not emulated (set restartPolicy: Always)")
         self.grace_s = float(self._spec.get("terminationGracePeriodSeconds", 30))
         self._labels = {**template["metadata"].get("labels", {}), **(labels or {})}
         self._config_maps = config_maps
@@ -200,8 +209,6 @@ class Pod:
         self._facts = PodFacts(self.name, self._labels, "", config_maps)
         self._first = [PodContainer(each, self) for each in self._spec.get("initContainers", [])]
         self._main = [PodContainer(each, self) for each in self._spec["containers"]]
-        if not all(container.is_sidecar for container in self._first):
-            raise ManifestError("init containers that end are not emulated (set restartPolicy: Always)")
 
     def __enter__(self) -> Self:
         try:
@@ -242,9 +249,13 @@ class Pod:
         docker("run", "--detach", f"--name={docker_name}", f"--label=test-pod={self.name}", pause, *arguments)
 
     def wait_for(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
-        """Wait until the condition holds, and tell all about the pod if it does not."""
+        """Wait until the condition holds, and tell all about the pod if it does not, or if a container was lost."""
         end = time.monotonic() + within_s
         while not condition():
+            for lost in (container for container in self.containers if container.error is not None):
+                raise AssertionError(
+                    f"not {what}: the container {lost.name} was lost: {lost.error}\n{self.describe()}"
+                ) from lost.error
             if time.monotonic() > end:
                 raise AssertionError(f"not {what} within {within_s:g} s\n{self.describe()}")
             time.sleep(_TICK_S)

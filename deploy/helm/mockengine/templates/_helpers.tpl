@@ -40,6 +40,10 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version }}
 {{- end -}}
 {{- end }}
 
+{{- define "mockengine.servedModelName" -}}
+{{- .Values.frontend.servedModelName | default (eq .Values.frontend.model "/models/mock" | ternary "mock" .Values.frontend.model) -}}
+{{- end }}
+
 {{- define "mockengine.isSidecar" -}}
 {{- if eq .Values.mode "sidecar" }}yes{{ end -}}
 {{- end }}
