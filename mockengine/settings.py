@@ -206,8 +206,8 @@ class Settings(BaseSettings):
     state_file: OptionalPath = Field(
         default=None,
         description=(
-            "File that remembers the served frontend, in a place that outlives the process, so that an engine that was "
-            "killed and starts again can tell it that its requests are lost; unset remembers nothing."
+            "File of this engine alone that remembers the frontend, in a place that outlives the process, so that an "
+            "engine that was killed and starts again can tell it that its requests are lost; unset remembers nothing."
         ),
     )
 

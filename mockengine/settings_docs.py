@@ -96,7 +96,8 @@ def _example_line(setting: Description) -> str:
 
 def _passed_through() -> str:
     settings = [setting for name, setting in describe().items() if name not in COMPOSE_DEFAULTS]
-    return "".join(f"      {setting.variable}:\n" for setting in settings)
+    # Not the name alone: a stack that includes the file would not see what a file .env beside that says.
+    return "".join(f"      {setting.variable}: ${{{setting.variable}:-}}\n" for setting in settings)
 
 
 _TABLE: Final = _Part(

@@ -10,9 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.compose import BASE, EXAMPLE, MODEL_NAME, VARIANTS, Project, environment, project, variant
-from tests.support.docker import docker, inspect, try_docker
-from tests.support.stack import wait_until
+from tests.support.compose import (
+    BASE,
+    EXAMPLE,
+    MODEL_NAME,
+    VARIANTS,
+    Project,
+    Stream,
+    environment,
+    listed_variables,
+    project,
+    variant,
+)
+from tests.support.docker import Container, docker, inspect, try_docker
+from tests.support.stack import ROOT, wait_until
 
 pytestmark = pytest.mark.containers
 
@@ -145,6 +156,16 @@ def test_the_load_generator_ends_well(stack: Project) -> None:
     assert re.search(r"Failed requests: +0\b", result)
 
 
+def test_a_second_engine_with_the_same_state_file_is_refused(stack: Project) -> None:
+    up = ("up", "--detach", "--no-build", "--no-recreate")
+
+    stack.compose(*up, "--scale", "engine=2", "engine")
+
+    Container(f"{stack.name}-engine-2").wait_for_line("is used by another engine that runs")
+    stack.compose(*up, "--scale", "engine=1", "engine")
+    assert stack.serves()
+
+
 @pytest.mark.parametrize(("name", "engines"), [("dp", ["engine"]), ("scale", ["engine", "engine-2"])])
 @pytest.mark.usefixtures("images")
 def test_every_rank_serves_and_stopping_leaves_exit_code_0(name: str, engines: list[str]) -> None:
@@ -161,6 +182,28 @@ def test_every_rank_serves_and_stopping_leaves_exit_code_0(name: str, engines: l
         assert stack.exit_codes() == dict.fromkeys([*engines, "frontend"], 0)
 
 
+@pytest.mark.parametrize(("drain_s", "ending"), [("0", "abort"), ("30", "length")])
+@pytest.mark.usefixtures("images")
+def test_down_ends_a_stream_in_good_order_and_leaves_exit_code_0(drain_s: str, ending: str) -> None:
+    with project(MOCKENGINE_SHUTDOWN_TIMEOUT_S=drain_s) as stack:
+        stack.up()
+        stream = Stream(stack.client())
+
+        stack.compose("down")
+
+        assert stream.ending() == ending
+        told, died = stack.events("kill"), stack.events("die")
+        assert {name: event["Actor"]["Attributes"]["exitCode"] for name, event in died.items()} == {
+            "engine": "0",
+            "frontend": "0",
+        }
+        assert {name: event["Actor"]["Attributes"]["signal"] for name, event in told.items()} == {
+            "engine": "15",
+            "frontend": "15",
+        }
+        assert max(event["timeNano"] for event in told.values()) < stream.ended_at * 1e9, "it ended before"
+
+
 ALONE = [(name,) for name in VARIANTS]
 TOGETHER = [pair for pair in combinations(VARIANTS, 2) if pair != ("dp", "scale")]
 
@@ -171,7 +214,12 @@ def test_compose_accepts_each_variant_and_any_two(names: tuple[str, ...]) -> Non
 
     found = try_docker(
         *("compose", "--env-file", os.devnull, *files, "config", "--format", "json"),
-        environment=environment(VLLM_VERSION="0.32.0", MODEL="Qwen/Qwen3-0.6B", MOCKENGINE_BLOCK_SIZE="32"),
+        environment=environment(
+            VLLM_VERSION="0.32.0",
+            MODEL="Qwen/Qwen3-0.6B",
+            MOCKENGINE_BLOCK_SIZE="32",
+            FRONTEND_FLAGS="--tool-call-parser=hermes --chat-template='a b'",
+        ),
     )
 
     assert (found.returncode, found.stderr) == (0, "")
@@ -188,9 +236,60 @@ def test_compose_accepts_each_variant_and_any_two(names: tuple[str, ...]) -> Non
         "--served-model-name=Qwen/Qwen3-0.6B",
         f"--data-parallel-size={4 if {'dp', 'scale'} & set(names) else 1}",
     ]
+    assert services["frontend"]["command"][-2:] == ["--tool-call-parser=hermes", "--chat-template=a b"]
 
 
-def test_every_line_of_the_example_reaches_the_engine(tmp_path: Path) -> None:
+def test_the_number_of_ranks_of_dp_is_a_variable() -> None:
+    files = [flag for path in (BASE, variant("dp")) for flag in ("--file", str(path))]
+
+    found = docker(
+        *("compose", "--env-file", os.devnull, *files, "config", "--format", "json"),
+        environment=environment(DATA_PARALLEL_SIZE="2"),
+    )
+
+    services = json.loads(found)["services"]
+    assert services["engine"]["environment"]["MOCKENGINE_ENGINE_COUNT"] == "2"
+    assert "--data-parallel-size=2" in services["frontend"]["command"]
+
+
+def test_compose_accepts_a_gateway_beside_it_as_the_docs_have_it(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```yaml\n(include:.*?)```", page, re.DOTALL)
+    file = tmp_path / "compose.yml"
+    file.write_text(example.replace("../mockengine/docker-compose.yml", str(BASE)), encoding="utf-8")
+
+    found = docker("compose", "--file", str(file), "config", "--format", "json", environment=environment())
+
+    services = json.loads(found)["services"]
+    assert set(services) == {"engine", "frontend", "gateway"}
+    assert services["gateway"]["depends_on"]["frontend"]["condition"] == "service_healthy"
+
+
+def test_an_including_stack_sees_the_file_of_variables_beside_the_included_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _unset_all(monkeypatch)
+    included = tmp_path / "included"
+    included.mkdir()
+    (included / BASE.name).write_text(BASE.read_text(encoding="utf-8"), encoding="utf-8")
+    (included / ".env").write_text("MOCKENGINE_SEED=5\nVLLM_API_KEY=secret\n", encoding="utf-8")
+    file = tmp_path / "compose.yml"
+    file.write_text(f"include: [{{path: included/{BASE.name}}}]\n", encoding="utf-8")
+
+    services = json.loads(docker("compose", "--file", str(file), "config", "--format", "json"))["services"]
+
+    assert services["engine"]["environment"]["MOCKENGINE_SEED"] == "5"
+    assert services["frontend"]["environment"]["VLLM_API_KEY"] == "secret"
+
+
+def _unset_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take every variable that compose reads out of the shell: even an empty one wins over a file's."""
+    for name in listed_variables():
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_every_line_of_the_example_reaches_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _unset_all(monkeypatch)
     settings = re.findall(r"^#(MOCKENGINE_\w+)=(.*)$", EXAMPLE.read_text(encoding="utf-8"), re.MULTILINE)
     env = tmp_path / ".env"
     env.write_text("".join(f"{name}={value or 'given'}\n" for name, value in settings), encoding="utf-8")

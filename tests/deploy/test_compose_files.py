@@ -17,7 +17,7 @@ from mockengine.settings_docs import COMPOSE_DEFAULTS
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from mockengine.testing.processes import free_port
-from tests.support.compose import BASE, FOLDER, VARIANTS, listed_variables, read, variant
+from tests.support.compose import BASE, FOLDER, VARIANTS, command, listed_variables, read, variant
 from tests.support.stack import MODEL, MODEL_NAME, ROOT, serving
 
 OBSERVABILITY = FOLDER / "observability"
@@ -54,7 +54,7 @@ def test_every_setting_reaches_the_engine() -> None:
     given = _services(BASE)["engine"]["environment"]
 
     assert set(given) == {setting.variable for setting in describe().values()}
-    assert {name for name, value in given.items() if value is not None} == {
+    assert {variable for variable, value in given.items() if value != f"${{{variable}:-}}"} == {
         describe()[name].variable for name in COMPOSE_DEFAULTS
     }
     for name, expected in COMPOSE_DEFAULTS.items():
@@ -135,13 +135,29 @@ def test_ports_are_published_on_this_machine_only_unless_told_otherwise() -> Non
     ]
 
 
-@pytest.mark.parametrize("name", ["dp", "scale"])
-def test_more_ranks_change_their_number_and_nothing_else(name: str) -> None:
-    command = _services(variant(name))["frontend"]["command"]
+@pytest.mark.parametrize(("name", "ranks"), [("dp", "${DATA_PARALLEL_SIZE:-4}"), ("scale", "4")])
+def test_more_ranks_change_their_number_and_nothing_else(name: str, ranks: str) -> None:
+    changed = command(_services(variant(name))["frontend"])
 
-    assert [flag.replace("--data-parallel-size=4", "--data-parallel-size=1") for flag in command] == (
-        _services(BASE)["frontend"]["command"]
-    )
+    base = command(_services(BASE)["frontend"])
+    assert [one for one in zip(changed, base, strict=True) if one[0] != one[1]] == [
+        (f"--data-parallel-size={ranks}", "--data-parallel-size=1")
+    ]
+
+
+def test_the_frontend_and_the_engine_of_dp_have_the_same_ranks() -> None:
+    services = _services(variant("dp"))
+
+    ranks = services["engine"]["environment"]["MOCKENGINE_ENGINE_COUNT"]
+    assert f"--data-parallel-size={ranks}" in command(services["frontend"])
+
+
+def test_the_frontend_drains_for_less_than_docker_waits() -> None:
+    frontend = _services(BASE)["frontend"]
+
+    [drains] = [flag for flag in command(frontend) if flag.startswith("--shutdown-timeout=")]
+    assert drains == "--shutdown-timeout=${FRONTEND_SHUTDOWN_TIMEOUT_S:-30}"
+    assert int(frontend["stop_grace_period"].removesuffix("s")) > 30
 
 
 def test_two_engines_play_every_rank_once() -> None:
@@ -185,10 +201,12 @@ def _jobs() -> dict[str, dict[str, Any]]:
 
 
 def test_prometheus_asks_the_services_at_their_ports() -> None:
-    frontend = _services(BASE)["frontend"]
+    [port] = [
+        int(flag.removeprefix("--port=")) for flag in command(_services(BASE)["frontend"]) if flag.startswith("--port=")
+    ]
 
     assert {name: (job["names"], job["port"]) for name, job in _jobs().items()} == {
-        "frontend": (["frontend"], int(frontend["command"][-1].removeprefix("--port="))),
+        "frontend": (["frontend"], port),
         "engine": (["engine"], int(COMPOSE_DEFAULTS["admin_port"])),
     }
     assert _services(variant("scale"))["engine-2"]["networks"]["default"]["aliases"] == ["engine"]
@@ -245,14 +263,16 @@ def test_every_metric_of_the_dashboard_exists() -> None:
         texts = [stack.get("/metrics").text, httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10).text]
     exported = "\n".join(texts)
     names = set(re.findall(r"^([a-z0-9_:]+)[ {]", exported, re.MULTILINE))
-    # A counter with labels has no line before its first event, but is announced; histograms always have lines.
-    names |= set(re.findall(r"^# TYPE ([a-z0-9_:]+) counter$", exported, re.MULTILINE))
 
     asked = {name for query in _queries() for name in re.findall(r"(?:vllm:|mockengine_|http_)[a-z0-9_:]+", query)}
     assert len(asked) > 20
     assert asked - names == set()
-    for query in _queries():
-        for labels, name in re.findall(r"by \(([a-z_, ]+)\) \((?:rate\()?([a-z0-9_:]+)", query):
-            lines = re.findall(rf"^{name}\{{(.*)\}}", exported, re.MULTILINE)
-            missing = [label for label in labels.split(", ") if lines and f'{label}="' not in lines[0]]
-            assert missing == [], query
+    grouped = [
+        pair for query in _queries() for pair in re.findall(r"by \(([a-z_, ]+)\) \((?:rate\()?([a-z0-9_:]+)", query)
+    ]
+    assert len(grouped) > 20
+    for labels, name in grouped:
+        # One request is enough for every one of them to have a line.
+        lines = re.findall(rf"^{name}\{{(.*)\}} ", exported, re.MULTILINE)
+        assert lines != [], name
+        assert [label for label in labels.split(", ") if not re.search(rf'\b{label}="', lines[0])] == [], name

@@ -7,16 +7,14 @@ from pathlib import Path
 import pytest
 
 from mockengine.settings import describe
-from mockengine.settings_docs import main, with_table
+from mockengine.settings_docs import main, written_anew
 from mockengine.settings_sources import SettingsError, load
 
 _PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
 def test_the_table_is_up_to_date() -> None:
-    page = _PAGE.read_text(encoding="utf-8")
-
-    assert with_table(page) == page, (
+    assert written_anew(_PAGE) == _PAGE.read_text(encoding="utf-8"), (
         "docs/settings.md differs from mockengine/settings.py; "
         "write it anew with: python -m mockengine.settings_docs docs/settings.md"
     )
@@ -47,6 +45,9 @@ def test_writing_the_page_anew_keeps_what_people_wrote(tmp_path: Path) -> None:
     assert copy.read_text(encoding="utf-8") == page
 
 
-def test_a_page_without_a_place_for_the_table_is_refused() -> None:
+def test_a_page_without_a_place_for_the_table_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "settings.md"
+    page.write_text("# Settings\n", encoding="utf-8")
+
     with pytest.raises(ValueError, match="the page has no place for the table"):
-        with_table("# Settings\n")
+        written_anew(page)

@@ -4,7 +4,9 @@
 import json
 import os
 import re
+import shlex
 import signal
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +29,14 @@ FOLDER: Final = ROOT / "deploy" / "compose"
 VARIANTS: Final = sorted(path.stem for path in FOLDER.glob("*.yml"))
 MODEL_NAME: Final = "mock"
 
+STREAM_TOKENS: Final = 30_000
+
 _UP_DEADLINE_S: Final = 60.0
 # Docker waits longer before each further restart of a container that ran for less than 10 seconds.
 _HEALED_DEADLINE_S: Final = 60.0
 _LOOK_AGAIN_S: Final = 0.1
 _ANSWER_DEADLINE_S: Final = 2.0
+_STREAM_DEADLINE_S: Final = 60.0
 _OK: Final = 200
 
 
@@ -62,6 +67,11 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
+def command(service: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of a service whose command is one string."""
+    return shlex.split(service["command"])
+
+
 def listed_variables() -> list[str]:
     """Return every variable that .env.example lists."""
     return re.findall(r"^#([A-Z_]+)=", EXAMPLE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -72,6 +82,39 @@ def environment(**variables: str) -> dict[str, str]:
     return dict.fromkeys(listed_variables(), "") | variables
 
 
+class Stream:
+    """A streamed completion of `STREAM_TOKENS` tokens, which takes seconds; a thread reads it to its end."""
+
+    def __init__(self, client: openai.OpenAI) -> None:
+        """Ask for it, and return when its first chunk has come."""
+        self.ended_at = 0.0
+        self._ending = ""
+        self._client = client
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+        assert self._begun.wait(_STREAM_DEADLINE_S), "no chunk has come"
+
+    def _read(self) -> None:
+        try:
+            for chunk in self._client.completions.create(
+                model=MODEL_NAME, prompt="Hello", max_tokens=STREAM_TOKENS, stream=True, timeout=_STREAM_DEADLINE_S
+            ):
+                self._begun.set()
+                # Only the last one has a reason, other than the client's types say.
+                choices: list[Any] = list(chunk.choices)
+                self._ending = next((one.finish_reason for one in choices if one.finish_reason), self._ending)
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            self._ending = type(error).__name__
+        self.ended_at = time.time()
+
+    def ending(self, deadline_s: float = _STREAM_DEADLINE_S) -> str:
+        """Wait for the end, and return its `finish_reason`, or the name of the error."""
+        self._thread.join(deadline_s)
+        assert not self._thread.is_alive(), f"the stream has not ended after {deadline_s:g} s"
+        return self._ending
+
+
 @dataclass(frozen=True)
 class Project:
     """A stack that runs, under a name of its own."""
@@ -80,6 +123,7 @@ class Project:
     files: tuple[Path, ...]
     port: int
     variables: Mapping[str, str] = field(default_factory=dict)
+    _created_at: float = field(default_factory=time.time, init=False)
 
     @property
     def url(self) -> str:
@@ -117,6 +161,16 @@ class Project:
         found = [json.loads(line) for line in self.compose("ps", "--all", "--format", "json", *services).splitlines()]
         assert [one["Service"] for one in found if one["State"] != "exited"] == []
         return {one["Service"]: one["ExitCode"] for one in found}
+
+    def events(self, action: str) -> dict[str, dict[str, Any]]:
+        """Return the last event of that kind of each service, such as `die`; containers may be removed by now."""
+        found = docker(
+            *("events", "--since", f"{self._created_at:.9f}", "--until", f"{time.time():.9f}"),
+            *("--filter", f"label=com.docker.compose.project={self.name}", "--filter", f"event={action}"),
+            *("--format", "{{json .}}"),
+        )
+        events = [json.loads(line) for line in found.splitlines()]
+        return {event["Actor"]["Attributes"]["com.docker.compose.service"]: event for event in events}
 
     def pid(self, service: str) -> int:
         """Return the id, on this machine, of a service's first process."""
