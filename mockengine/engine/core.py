@@ -4,11 +4,15 @@
 Accepted requests wait until the next step, run from it on and leave with their last token. Whatever progressed in a
 step shares one message per client. Nothing here is ever sent twice or half: what a method returns is to be sent, in
 that order.
+
+A running request is *speaking* while it has more to say than tokens, which is with its first output and its last one.
+In between it is in the running set of its client, where it is a row among others.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mockengine.engine.config import EngineConfig
@@ -16,10 +20,12 @@ from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Observer
 from mockengine.engine.requests import Request
+from mockengine.engine.running import RunningSet
 from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
 from mockengine.replies.key import reply_key
 from mockengine.replies.length import plan_ending
+from mockengine.wire.batch import StepEncoder
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
@@ -51,6 +57,25 @@ class Outbound:
     frames: list[bytes]
 
 
+@dataclass(slots=True)
+class _Said:
+    """What one step says to one client.
+
+    Attributes:
+        rows: outputs of its running set, as bytes that the set may write over with its next change.
+        num_rows: how many outputs these are.
+        outputs: those of the others.
+
+    """
+
+    rows: Sequence[memoryview] = ()
+    num_rows: int = 0
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+
+
+_NOTHING: Final = _Said()
+
+
 class EngineCore:
     """The state of one rank towards one frontend."""
 
@@ -65,7 +90,11 @@ class EngineCore:
         self._observer = observer
         self._control = Control(config.block_size, dialect)
         self._waiting: dict[str, Request] = {}
-        self._running: dict[str, Request] = {}
+        self._speaking: dict[str, Request] = {}
+        self._sets: dict[int, RunningSet] = {}
+        self._num_of_client: Counter[int] = Counter()
+        self._encoder = StepEncoder(rank)
+        self._last_load = SchedulerStats()
         self._finished_ids: dict[int, list[str]] = {}
         self._clients_told_of_load: set[int] = set()
         self._published_counts = (0, 0)
@@ -100,9 +129,12 @@ class EngineCore:
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
-        requests = [*self._running.values(), *self._waiting.values()]
-        self._running.clear()
+        for running_set in self._sets.values():
+            self._speaking |= {request.request_id: request for request in running_set.take_all()}
+        requests = [*self._speaking.values(), *self._waiting.values()]
+        self._speaking.clear()
         self._waiting.clear()
+        self._num_of_client.clear()
         for request in requests:
             self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
@@ -113,12 +145,12 @@ class EngineCore:
     @property
     def num_requests(self) -> int:
         """Requests waiting and running."""
-        return len(self._waiting) + len(self._running)
+        return sum(self._num_of_client.values())
 
     @property
     def num_running(self) -> int:
         """Requests that are stepped."""
-        return len(self._running)
+        return self.num_requests - len(self._waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -135,8 +167,7 @@ class EngineCore:
         """
         if self._finished_ids or (self._clients_told_of_load and not self.num_requests):
             return now
-        requests = chain(self._running.values(), self._waiting.values())
-        return now if any(request.client not in blocked for request in requests) else None
+        return now if any(client not in blocked for client in self._num_of_client) else None
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset()) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
@@ -149,10 +180,12 @@ class EngineCore:
         outbound = self._published_load(now)
         for request in self._waiting.values():
             request.schedule(now)
-        self._running |= self._waiting
+        self._speaking |= self._waiting
         self._waiting.clear()
-        by_client = self._advance(now, blocked)
-        outbound += self._step_messages(by_client, now)
+        said = self._advance(now, blocked)
+        outbound += self._step_messages(said, now)
+        # Only now: the rows of what was said lie where the sets have them.
+        self._regroup(said)
         outbound += self._published_load(now)
         if not self.num_requests:
             outbound += [self._load_message(client, now) for client in sorted(self._clients_told_of_load)]
@@ -195,6 +228,7 @@ class EngineCore:
             self._note_finished(accepted)
             return []
         self._waiting[accepted.request_id] = accepted
+        self._num_of_client[accepted.client] += 1
         outbound: list[Outbound] = []
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
@@ -228,30 +262,54 @@ class EngineCore:
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
-            request = self._running.pop(request_id, None) or self._waiting.pop(request_id, None)
+            request = self._take(request_id)
             if request is not None:
+                self._note_gone(request)
                 self._report_finished(request, FinishReason.ABORT, now)
                 self._note_finished(request)
         return []
 
-    def _advance(self, now: float, blocked: AbstractSet[int]) -> dict[int, list[EngineCoreOutput]]:
-        by_client: dict[int, list[EngineCoreOutput]] = {}
-        finished: list[tuple[Request, FinishReason]] = []
+    def _advance(self, now: float, blocked: AbstractSet[int]) -> dict[int, _Said]:
+        """Let everything that runs say its next tokens; return what was said, by client."""
+        said: dict[int, _Said] = {}
+        chunk_size = self._config.output_token_chunk_size
         tokens = 0
-        for request in self._running.values():
+        for client, running_set in self._sets.items():
+            if running_set and client not in blocked:
+                said[client] = _Said(running_set.step(), len(running_set))
+                tokens += len(running_set) * chunk_size
+        finished: list[tuple[Request, FinishReason]] = []
+        for request in self._speaking.values():
             if request.client in blocked:
                 continue
-            output = request.advance(self._config.output_token_chunk_size)
-            by_client.setdefault(request.client, []).append(output)
+            output = request.advance(chunk_size)
+            said.setdefault(request.client, _Said()).outputs.append(output)
             tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 finished.append((request, output.finish_reason))
         self._observer.tokens_said(tokens)
         for request, reason in finished:
-            del self._running[request.request_id]
+            del self._speaking[request.request_id]
+            self._note_gone(request)
             self._report_finished(request, reason, now)
             self._note_finished(request)
-        return by_client
+        return said
+
+    def _regroup(self, said: Mapping[int, _Said]) -> None:
+        """Move requests into the running set of their client when they have nothing but tokens left, and out of it."""
+        chunk_size = self._config.output_token_chunk_size
+        for client, what in said.items():
+            running_set = self._sets.get(client)
+            leavers = running_set.take_leavers() if running_set is not None else ()
+            for output in what.outputs:
+                request = self._speaking.get(output.request_id)
+                if request is not None and request.plain_outputs_left(chunk_size) > 0:
+                    del self._speaking[request.request_id]
+                    if running_set is None:
+                        running_set = self._sets[client] = RunningSet(self._source, chunk_size)
+                    running_set.join(request)
+            for request in leavers:
+                self._speaking[request.request_id] = request
 
     # Utility calls and what cannot be read.
 
@@ -283,29 +341,29 @@ class EngineCore:
 
     # Messages.
 
-    def _step_messages(self, by_client: dict[int, list[EngineCoreOutput]], now: float) -> list[Outbound]:
+    def _step_messages(self, said: Mapping[int, _Said], now: float) -> list[Outbound]:
         """Make one message per client that has outputs or finished ids; the first of them gets the load."""
         finished_ids, self._finished_ids = self._finished_ids, {}
-        clients = [*by_client, *(client for client in finished_ids if client not in by_client)]
+        clients = sorted({*said, *finished_ids})
         if not clients:
             return []
         told_of_load = clients[0]
         if self.num_requests:
             self._clients_told_of_load.add(told_of_load)
-        return [
-            self._encode(
-                client,
-                StepOutputs(
-                    engine_index=self.rank,
-                    timestamp=now,
-                    outputs=by_client.get(client, ()),
-                    scheduler_stats=self._load() if client == told_of_load else None,
-                    finished_requests=finished_ids.get(client, ()),
-                    weight_version=self._control.weight_version,
-                ),
+        outbound: list[Outbound] = []
+        for client in clients:
+            what = said.get(client, _NOTHING)
+            step = StepOutputs(
+                engine_index=self.rank,
+                timestamp=now,
+                outputs=what.outputs,
+                scheduler_stats=self._load() if client == told_of_load else None,
+                finished_requests=finished_ids.get(client, ()),
+                weight_version=self._control.weight_version,
             )
-            for client in clients
-        ]
+            frames = self._encoder.encode(step, self._dialect.line, what.rows, what.num_rows)
+            outbound.append(Outbound(client, frames))
+        return outbound
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
         """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
@@ -327,7 +385,7 @@ class EngineCore:
 
     def _published_load(self, now: float) -> list[Outbound]:
         """Tell the coordinator how many requests run and wait, whenever that has changed."""
-        counts = (len(self._running), len(self._waiting))
+        counts = (self.num_running, self.num_waiting)
         if not self._config.has_coordinator or counts == self._published_counts:
             return []
         self._published_counts = counts
@@ -335,7 +393,10 @@ class EngineCore:
         return [self._encode(COORDINATOR, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=load))]
 
     def _load(self) -> SchedulerStats:
-        return SchedulerStats(num_running_reqs=len(self._running), num_waiting_reqs=len(self._waiting))
+        counts = (self.num_running, self.num_waiting)
+        if counts != (self._last_load.num_running_reqs, self._last_load.num_waiting_reqs):
+            self._last_load = SchedulerStats(num_running_reqs=counts[0], num_waiting_reqs=counts[1])
+        return self._last_load
 
     def _encode(self, destination: int, envelope: Envelope) -> Outbound:
         return Outbound(destination, write_envelope(envelope, self._dialect.line))
@@ -343,7 +404,21 @@ class EngineCore:
     # Bookkeeping.
 
     def _in_flight(self, request_id: str) -> bool:
-        return request_id in self._running or request_id in self._waiting
+        if request_id in self._speaking or request_id in self._waiting:
+            return True
+        return any(request_id in running_set for running_set in self._sets.values())
+
+    def _take(self, request_id: str) -> Request | None:
+        """Remove a request from wherever it is."""
+        for running_set in self._sets.values():
+            if request_id in running_set:
+                return running_set.leave(request_id)
+        return self._speaking.pop(request_id, None) or self._waiting.pop(request_id, None)
+
+    def _note_gone(self, request: Request) -> None:
+        self._num_of_client[request.client] -= 1
+        if not self._num_of_client[request.client]:
+            del self._num_of_client[request.client]
 
     def _note_finished(self, request: Request) -> None:
         """Remember to report an id; without a report a frontend that counts would think the rank ever busier."""

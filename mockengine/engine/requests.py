@@ -25,6 +25,7 @@ class Request:
         client: index of the API server that asked, which gets its outputs.
         accepted_at: when it was accepted, in engine seconds; the time of its QUEUED event.
         output_tokens: tokens said so far.
+        key: identifies the reply to the source of tokens.
 
     """
 
@@ -37,7 +38,7 @@ class Request:
         self._max_tokens = request.sampling_params.max_tokens if request.sampling_params else None
         self._trace_headers = request.trace_headers
         self._ending = ending
-        self._key = key
+        self.key = key
         self._source = source
         self._scheduled_at: float | None = None
         self._first_output_pending = True
@@ -69,6 +70,14 @@ class Request:
             prefill_stats=PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens) if is_first else None,
         )
 
+    def plain_outputs_left(self, chunk_size: int) -> int:
+        """Return how many outputs are left that say a full chunk of tokens and nothing else: all but the last one."""
+        return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1
+
+    def skip(self, tokens: int) -> None:
+        """Count tokens as said that somebody else has said for this request."""
+        self.output_tokens += tokens
+
     def served(self, rank: int) -> Served:
         """Return its life so far, for the observer."""
         return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
@@ -78,7 +87,7 @@ class Request:
         end = start + count
         if end > self._drawn_from + len(self._drawn):
             draw = min(max(count, _DRAWN_AT_ONCE), self._ending.output_tokens - start)
-            self._drawn, self._drawn_from = self._source.tokens(self._key, start, draw), start
+            self._drawn, self._drawn_from = self._source.tokens(self.key, start, draw), start
         tokens = self._drawn[start - self._drawn_from : end - self._drawn_from]
         self.output_tokens = end
         if self._ending.last_token is not None and end == self._ending.output_tokens:

@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tokens a request gets, and how many. One file per source, one interface: `TokenSource`."""
 
-from typing import Protocol
+from typing import Protocol, TypeAlias
+
+import numpy as np
+
+Keys: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint64]]
+"""Keys of replies."""
+
+Positions: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
+"""Positions of tokens in their replies."""
+
+Tokens: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
+"""Token ids: a row for each reply."""
 
 
 class TokenSource(Protocol):
@@ -12,3 +23,6 @@ class TokenSource(Protocol):
 
         A pure function: neither the order of requests nor their timing nor the rank that serves them matters.
         """
+
+    def block(self, keys: Keys, starts: Positions, count: int) -> Tokens:
+        """Return `count` tokens of many replies at once: for reply i those from `starts[i]` on, as `tokens` does."""

@@ -5,12 +5,15 @@ from typing import Final
 
 import numpy as np
 
+from mockengine.replies import Keys, Positions, Tokens
+
 # splitmix64: the increment is the odd integer nearest to 2^64 / golden ratio; the rest is its finaliser
 # (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 _GOLDEN_GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 _HALF_BITS: Final = np.uint64(32)
+_ONE: Final = np.uint64(1)
 
 
 class RandomTokens:
@@ -21,15 +24,25 @@ class RandomTokens:
 
     def tokens(self, key: int, start: int, count: int) -> list[int]:
         """Return tokens `start` … `start + count - 1` of reply `key`."""
-        counters = np.arange(start + 1, start + count + 1, dtype=np.uint64)
-        drawn = _splitmix64(np.uint64(key) + counters * _GOLDEN_GAMMA) >> _HALF_BITS
-        scaled: list[int] = ((drawn * self._vocab_size) >> _HALF_BITS).tolist()
-        return scaled
+        tokens: list[int] = self.block(np.array([key], np.uint64), np.array([start], np.int64), count)[0].tolist()
+        return tokens
+
+    def block(self, keys: Keys, starts: Positions, count: int) -> Tokens:
+        """Return `count` tokens of many replies at once: for reply i those from `starts[i]` on."""
+        first = keys + (starts.astype(np.uint64) + _ONE) * _GOLDEN_GAMMA
+        state = first[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN_GAMMA
+        _splitmix64(state)
+        state >>= _HALF_BITS
+        state *= self._vocab_size
+        state >>= _HALF_BITS
+        tokens: Tokens = state.astype(np.uint32)
+        return tokens
 
 
-def _splitmix64(
-    state: np.ndarray[tuple[int, ...], np.dtype[np.uint64]],
-) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    state = (state ^ (state >> np.uint64(30))) * _MIX_1
-    state = (state ^ (state >> np.uint64(27))) * _MIX_2
-    return state ^ (state >> np.uint64(31))
+def _splitmix64(state: np.ndarray[tuple[int, int], np.dtype[np.uint64]]) -> None:
+    """Hash every state in its place."""
+    state ^= state >> np.uint64(30)
+    state *= _MIX_1
+    state ^= state >> np.uint64(27)
+    state *= _MIX_2
+    state ^= state >> np.uint64(31)

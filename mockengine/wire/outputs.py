@@ -157,7 +157,7 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
             another shape than the tokens', a tensor where an array is due or the reverse.
 
     """
-    head = [_unsigned(envelope.engine_index, "engine_index")]
+    head = [unsigned(envelope.engine_index, "engine_index")]
     match envelope:
         case StepOutputs():
             items = [*head, *_step_items(envelope, line)]
@@ -165,9 +165,9 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
             reply = utility_output(envelope.call_id, envelope.failure, envelope.result)
             items = [*head, [], None, envelope.timestamp, reply]
         case WaveComplete():
-            items = [*head, [], None, envelope.timestamp, None, None, _unsigned(envelope.wave, "wave_complete")]
+            items = [*head, [], None, envelope.timestamp, None, None, unsigned(envelope.wave, "wave_complete")]
         case StartWave():
-            wave = _unsigned(envelope.wave, "start_wave")
+            wave = unsigned(envelope.wave, "start_wave")
             items = [*head, [], None, envelope.timestamp, None, None, None, wave]
     return [pack(items)]
 
@@ -176,11 +176,16 @@ def _step_items(step: StepOutputs, line: Line) -> list[Any]:
     if not (step.outputs or step.scheduler_stats or step.finished_requests):
         raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
     stats = step.scheduler_stats
-    items: list[Any] = [
-        [_output_items(output, line) for output in step.outputs],
+    return [
+        [output_items(output, line) for output in step.outputs],
         stats and stats.to_wire(with_encoder_cache_usage=line.stats_have_encoder_cache_usage),
-        step.timestamp,
+        *step_tail_items(step, line),
     ]
+
+
+def step_tail_items(step: StepOutputs, line: Line) -> list[Any]:
+    """Return what follows outputs and statistics in a step's array."""
+    items: list[Any] = [step.timestamp]
     label = step.weight_version if line.has_weight_version else None
     if step.finished_requests or label is not None:
         items += [None, list(step.finished_requests) or None]
@@ -189,7 +194,8 @@ def _step_items(step: StepOutputs, line: Line) -> list[Any]:
     return items
 
 
-def _output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
+def output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
+    """Return the items of one output's array, the last of them something; raises ValueError as `write_envelope`."""
     said = _said(output)
     last = max((index for index, name in enumerate(line.output_fields) if name in said), default=1)
     # A position in between takes its default.
@@ -206,7 +212,7 @@ def _said(output: EngineCoreOutput) -> dict[str, Any]:
     if output.pooling_output is not None and output.pooling_output.is_ndarray:
         raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
     if isinstance(output.stop_reason, int):
-        _unsigned(output.stop_reason, "stop_reason")
+        unsigned(output.stop_reason, "stop_reason")
     everything = {
         "new_logprobs": scores and scores.to_wire(as_tensors=False),
         "new_prompt_logprobs_tensors": prompt_scores and prompt_scores.to_wire(as_tensors=True),
@@ -231,7 +237,8 @@ def _token_ids(token_ids: Sequence[int]) -> list[int]:
         raise ValueError(f"new_token_ids: {error}, where unsigned 32-bit ids are expected") from error
 
 
-def _unsigned(value: int, name: str) -> int:
+def unsigned(value: int, name: str) -> int:
+    """Return `value`; raises ValueError unless it is an unsigned 32-bit int."""
     if not 0 <= value <= UINT32_MAX:
         raise ValueError(f"{name}: {value} is no unsigned 32-bit int")
     return value

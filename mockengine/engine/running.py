@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running set: requests of one client that have nothing to say but tokens, as columns instead of objects.
+
+All of them step together, so what a step costs is a handful of array operations, whatever their number. A request
+joins when its first output has been said and leaves before its last one, since those two say more. Both cost the same
+however many others there are.
+
+Requests whose ids take the same number of bytes share a lane. Tokens are drawn for many steps at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mockengine.engine.requests import Request
+from mockengine.replies import Keys, Positions, TokenSource
+from mockengine.wire.batch import Strip
+from mockengine.wire.codec import pack
+
+# Tokens that are drawn at once for each request: enough to share the fixed cost, few enough to stay in the cache.
+_DRAWN_TOKENS: Final = 64
+# A lane that has emptied is kept for the next request of that length, unless it is one of many or has grown large.
+_KEPT_LANES: Final = 16
+_KEPT_ROWS: Final = 1_024
+
+
+class _Lane:
+    """Requests whose ids take the same number of bytes.
+
+    Row i of every column belongs to the request in row i of the strip; rows have no gaps.
+    """
+
+    def __init__(self, id_bytes: int, chunk_size: int, source: TokenSource) -> None:
+        self.requests: list[Request] = []
+        self._row_of: dict[str, int] = {}
+        self._strip = Strip(id_bytes, chunk_size)
+        self._chunk_size = chunk_size
+        self._source = source
+        self._steps_drawn = max(1, _DRAWN_TOKENS // chunk_size)
+        # The step whose tokens come next, of those that are drawn.
+        self._step = 0
+        # Rows from here on have joined since the last step, and nothing is drawn for them yet.
+        self._fresh_from = 0
+        self._keys: Keys
+        # Position in the reply of the first token of step 0 of the drawn ones.
+        self._bases: Positions
+        # By step, row and token of the chunk.
+        self._drawn: np.ndarray[tuple[int, int, int], np.dtype[np.uint32]]
+        self._allocate(self._strip.capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Rows that there is room for."""
+        return self._strip.capacity
+
+    def join(self, request: Request, packed_id: bytes) -> None:
+        """Add a row."""
+        row = self._strip.append(packed_id)
+        if self._strip.capacity > len(self._keys):
+            self._allocate(self._strip.capacity)
+        self._keys[row] = request.key
+        self._bases[row] = request.output_tokens - self._step * self._chunk_size
+        self.requests.append(request)
+        self._row_of[request.request_id] = row
+
+    def leave(self, request_id: str) -> Request:
+        """Remove a row, into whose place the last one moves."""
+        if self._fresh_from < len(self.requests):
+            # What moves must be complete.
+            self._draw_for_fresh()
+        row = self._row_of.pop(request_id)
+        request, last = self.requests[row], self.requests.pop()
+        self._strip.remove(row)
+        if request is not last:
+            end = len(self.requests)
+            self._keys[row], self._bases[row] = self._keys[end], self._bases[end]
+            self._drawn[:, row] = self._drawn[:, end]
+            self.requests[row] = last
+            self._row_of[last.request_id] = row
+        self._fresh_from = len(self.requests)
+        return request
+
+    def step(self) -> memoryview:
+        """Return all rows with the tokens of one step, valid until the next change."""
+        if self._step == self._steps_drawn:
+            self._bases[: len(self.requests)] += self._steps_drawn * self._chunk_size
+            self._step = 0
+            self._fresh_from = 0
+        if self._fresh_from < len(self.requests):
+            self._draw_for_fresh()
+        tokens = self._drawn[self._step, : len(self.requests)]
+        self._step += 1
+        return self._strip.write(tokens)
+
+    def _draw_for_fresh(self) -> None:
+        first, end, step = self._fresh_from, len(self.requests), self._step
+        steps = self._steps_drawn - step
+        if steps:
+            starts = self._bases[first:end] + step * self._chunk_size
+            block = self._source.block(self._keys[first:end], starts, steps * self._chunk_size)
+            shaped = block.reshape(end - first, steps, self._chunk_size).transpose(1, 0, 2)
+            self._drawn[step:, first:end] = shaped
+        self._fresh_from = end
+
+    def _allocate(self, capacity: int) -> None:
+        used = len(self.requests)
+        keys, bases = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
+        drawn = np.empty((self._steps_drawn, capacity, self._chunk_size), np.uint32)
+        if used:
+            keys[:used], bases[:used], drawn[:, :used] = self._keys[:used], self._bases[:used], self._drawn[:, :used]
+        self._keys, self._bases, self._drawn = keys, bases, drawn
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A request of the set: where it is, since when, and when it leaves, counted in steps of the set."""
+
+    lane: _Lane
+    joined_at: int
+    leaves_at: int
+
+
+class RunningSet:
+    """Requests of one client that say a full chunk of tokens with every step and nothing else."""
+
+    def __init__(self, source: TokenSource, chunk_size: int) -> None:
+        self._source = source
+        self._chunk_size = chunk_size
+        self._lanes: dict[int, _Lane] = {}
+        self._members: dict[str, _Member] = {}
+        self._leaving: dict[int, dict[str, None]] = {}
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._members
+
+    def join(self, request: Request) -> None:
+        """Take in a request that has at least one full chunk to say before its last output."""
+        packed_id = pack(request.request_id)
+        lane = self._lanes.get(len(packed_id))
+        if lane is None:
+            lane = self._lanes[len(packed_id)] = _Lane(len(packed_id), self._chunk_size, self._source)
+        lane.join(request, packed_id)
+        leaves_at = self._steps + request.plain_outputs_left(self._chunk_size)
+        self._members[request.request_id] = _Member(lane, self._steps, leaves_at)
+        self._leaving.setdefault(leaves_at, {})[request.request_id] = None
+
+    def leave(self, request_id: str) -> Request:
+        """Give a request back, with the tokens counted that it has said here."""
+        member = self._members.pop(request_id)
+        leaving = self._leaving[member.leaves_at]
+        del leaving[request_id]
+        if not leaving:
+            del self._leaving[member.leaves_at]
+        request = member.lane.leave(request_id)
+        request.skip((self._steps - member.joined_at) * self._chunk_size)
+        if not member.lane.requests and (len(self._lanes) > _KEPT_LANES or member.lane.capacity > _KEPT_ROWS):
+            del self._lanes[next(size for size, lane in self._lanes.items() if lane is member.lane)]
+        return request
+
+    def step(self) -> list[memoryview]:
+        """Let every request say its next chunk; return the rows of all, valid until the next change."""
+        self._steps += 1
+        return [lane.step() for lane in self._lanes.values() if lane.requests]
+
+    def take_all(self) -> list[Request]:
+        """Remove and return every request."""
+        return [self.leave(request_id) for request_id in list(self._members)]
+
+    def take_leavers(self) -> Sequence[Request]:
+        """Remove and return the requests whose next output is their last."""
+        return [self.leave(request_id) for request_id in list(self._leaving.get(self._steps, ()))]

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running set says what the ordinary way would say, whatever joins, leaves and waits meanwhile."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from mockengine.engine.requests import Request
+from mockengine.replies.key import reply_key
+from mockengine.replies.random import RandomTokens
+from mockengine.wire.outputs import Envelope, FinishReason, StepOutputs
+from tests.support.rig import CONFIG, Rig, request
+
+CLIENTS = 3
+# Ids of these lengths cross every limit of msgpack's headers for text.
+ID_LENGTHS = (1, 2, 31, 32, 255, 256, 65_535)
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request comes in."""
+
+    client: int
+    id_length: int
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The request that came as the nth is aborted, by its client or by chance by another."""
+
+    nth: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Some steps, while some clients do not read."""
+
+    count: int
+    blocked: frozenset[int]
+
+
+Event = Arrival | Departure | Steps
+EVENTS: SearchStrategy[list[Event]] = st.lists(
+    st.one_of(
+        st.builds(
+            Arrival,
+            st.integers(0, CLIENTS - 1),
+            st.sampled_from(ID_LENGTHS),
+            st.integers(0, 150),
+        ),
+        st.builds(Departure, st.integers(0, 40)),
+        st.builds(Steps, st.integers(1, 70), st.frozensets(st.integers(0, CLIENTS - 1), max_size=CLIENTS)),
+    ),
+    max_size=40,
+)
+
+
+@contextmanager
+def nothing_joins_the_set() -> Iterator[None]:
+    """Let every request be encoded in the ordinary way, with every output."""
+    with mock.patch.object(Request, "plain_outputs_left", return_value=0):
+        yield
+
+
+def play(events: list[Event], chunk_size: int) -> Rig:
+    rig = Rig(replace(CONFIG, clients=CLIENTS, max_model_len=200, output_token_chunk_size=chunk_size))
+    ids: list[str] = []
+    for event in events:
+        match event:
+            case Arrival(client, id_length, max_tokens):
+                # The same id again, while the first one runs or after, must make no difference either.
+                ids.append(f"{len(ids) % 30}".ljust(id_length, "x"))
+                rig.add(request(ids[-1], client=client, max_tokens=max_tokens, prompt=[len(ids), client]))
+            case Departure(nth) if nth < len(ids):
+                rig.abort(ids[nth])
+            case Steps(count, blocked):
+                for _ in range(count):
+                    rig.step(blocked)
+    rig.run()
+    return rig
+
+
+def in_order(envelope: Envelope) -> Envelope:
+    if not isinstance(envelope, StepOutputs):
+        return envelope
+    return replace(envelope, outputs=tuple(sorted(envelope.outputs, key=lambda output: output.request_id)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(events=EVENTS, chunk_size=st.sampled_from([1, 2, 3, 15, 16, 64, 65, 1_000]))
+def test_every_envelope_is_that_of_the_ordinary_way(events: list[Event], chunk_size: int) -> None:
+    with nothing_joins_the_set():
+        ordinary = play(events, chunk_size)
+    batched = play(events, chunk_size)
+    assert [(client, in_order(envelope)) for client, envelope in batched.heard] == [
+        (client, in_order(envelope)) for client, envelope in ordinary.heard
+    ]
+    assert batched.watcher.finished == ordinary.watcher.finished
+    assert batched.watcher.tokens == ordinary.watcher.tokens
+
+
+def test_requests_do_join_the_set() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000))
+    rig.add(*(request(f"r{number}", prompt=[number], max_tokens=100) for number in range(50)))
+    with mock.patch.object(Request, "advance", autospec=True, side_effect=Request.advance) as spoken:
+        rig.run()
+    # The first output and the last one of each.
+    assert spoken.call_count == 100
+    assert {len(rig.tokens(f"r{number}")) for number in range(50)} == {100}
+
+
+def test_a_set_of_many_grows_and_shrinks() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000))
+    ids = [f"r{number:05d}" for number in range(3_000)]
+    rig.add(*(request(name, prompt=[number], max_tokens=80) for number, name in enumerate(ids)))
+    for _ in range(10):
+        rig.step()
+    rig.abort(*ids[::2])
+    assert rig.ranks.engines[0].num_running == 1_500
+    rig.run()
+    assert rig.ranks.num_requests == 0
+    for number in (1, 1_499, 2_999):
+        key = reply_key(request(prompt=[number]), CONFIG.seed, CONFIG.seed_scope)
+        assert rig.tokens(ids[number]) == RandomTokens(32_000).tokens(key, 0, 80)
+    finished = {served.request_id: (served.output_tokens, reason) for served, reason, _ in rig.watcher.finished}
+    assert finished[ids[0]] == (10, "abort")
+    assert finished[ids[1]] == (80, "length")
+
+
+def test_everything_ends_when_the_engine_shuts_down() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000))
+    rig.add(*(request(f"r{number}", max_tokens=500) for number in range(20)))
+    for _ in range(30):
+        rig.step()
+    rig._hear(rig.ranks.abort_everything(rig.now))
+    assert rig.ranks.num_requests == 0
+    rig.run()
+    assert {rig.finish_reason(f"r{number}") for number in range(20)} == {FinishReason.ABORT}
+    assert {served.output_tokens for served, _, _ in rig.watcher.finished} == {30}
+
+
+def test_an_empty_set_keeps_few_lanes_and_no_large_one() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=100_000))
+    ids = [f"{number:0{4 + number % 40}d}" for number in range(4_000)]
+    rig.add(*(request(name, max_tokens=50_000) for name in ids))
+    rig.step()
+    running = rig.ranks.engines[0]._sets[0]
+    assert len(running) == 4_000
+    rig.abort(*ids)
+    assert len(running) == 0
+    assert len(running._lanes) <= 16
+    assert not running._leaving
+    assert not running._members
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 100])
+def test_tokens_of_a_block_are_those_of_each_reply(chunk_size: int) -> None:
+    source = RandomTokens(2**31 - 1)
+    keys = np.array([0, 1, 2**64 - 1, 12345678901234567890], np.uint64)
+    starts = np.array([0, 5, 10**9, 2**31 - 2], np.int64)
+    block = source.block(keys, starts, chunk_size)
+    assert block.shape == (4, chunk_size)
+    for row, key, start in zip(block, keys, starts, strict=True):
+        assert row.tolist() == source.tokens(int(key), int(start), chunk_size)
