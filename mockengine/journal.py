@@ -30,6 +30,7 @@ class Journal:
         self.counts.finished.update({reason.name.lower(): 0 for reason in FinishReason})
         self.counts.dropped.update(dict.fromkeys([*Flaw, "init"], 0))
         self.turned_at = 0.0
+        self._stalled: set[int] = set()
         self._log = log
         self._vllm_version = vllm_version
         self._log_requests = log_requests
@@ -107,6 +108,13 @@ class Journal:
         """Count a step and how late it was."""
         self.counts.lateness.add(lateness_s)
 
+    def client_stalled(self, client: int, buffered_bytes: int) -> None:
+        """Count that a client makes its requests wait; log it once for each frontend."""
+        self.counts.stalls[client] += 1
+        if client not in self._stalled:
+            self._stalled.add(client)
+            self._log.info(Event.CLIENT_STALLED, client=client, buffered_bytes=buffered_bytes)
+
     # The life of the process.
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
@@ -140,6 +148,7 @@ class Journal:
     def ready(self, engines: Sequence[int], clients: int, join_s: float, *, coordinator: bool) -> None:
         """Log that all ranks have joined."""
         self.counts.joins += 1
+        self._stalled.clear()
         self._log.info(
             Event.ENGINE_READY,
             engines=list(engines),

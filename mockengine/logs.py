@@ -39,6 +39,7 @@ class Event(StrEnum):
     FRONTEND_LOST = "frontend lost"
     ABANDONED_FRONTEND_TOLD = "abandoned frontend told"
     STATE_NOT_KEPT = "state not kept"
+    CLIENT_STALLED = "client stalled"
     MESSAGE_DROPPED = "message dropped"
     ENGINE_LEAVING = "engine leaving"
     ENGINE_LEFT = "engine left"

@@ -177,6 +177,7 @@ class _Service:
             on_init=self._remember,
             ready_extra=extra,
             timeout_s=settings.join_timeout_s,
+            limit_bytes=settings.most_bytes_ahead,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
             abandoned=abandoned,
         )
@@ -296,6 +297,7 @@ class _Service:
             clients=len(init.inputs),
             has_coordinator=init.has_coordinator,
             has_waves=init.coordinates_waves,
+            itl_s=settings.itl_ms / 1_000,
         )
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))

@@ -23,6 +23,7 @@ PREFIX: Final = "MOCKENGINE_"
 _MAX_RANKS: Final = 2**16
 # Token ids and lengths are 32-bit integers in vLLM's own arrays.
 _MAX_INT32: Final = 2**31 - 1
+_MOST_AHEAD_BYTES: Final = 2**20
 _MAX_SEED: Final = 2**64 - 1
 BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 """Sizes that vLLM allows for a block of the KV cache, in tokens."""
@@ -121,6 +122,7 @@ def _check_path(value: str | None) -> str | None:
 
 
 Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
+Milliseconds = Annotated[float, Unit("milliseconds"), Field(ge=0, le=3_600_000)]
 Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=_MAX_INT32)]
 Address = Annotated[
     str,
@@ -247,6 +249,24 @@ class Settings(BaseSettings):
         default="bfloat16", description="Number format of the model, as reported to the frontend."
     )
 
+    # Timing
+    itl_ms: Milliseconds = Field(
+        default=0.0,
+        description=(
+            "Time from one token of a reply to the next, or from one chunk to the next; 0 is as fast as the frontend "
+            "reads."
+        ),
+    )
+    max_buffered_bytes: Annotated[int, Unit("bytes")] = Field(
+        default=64 * 2**20,
+        ge=2**16,
+        le=2**40,
+        description=(
+            "What may wait for each API server that does not read before its requests wait too; without itl_ms at most "
+            "a mebibyte, since nothing is gained by running further ahead."
+        ),
+    )
+
     # Replies
     output_token_chunk_size: Tokens = Field(default=1, description="Tokens of a reply that go out in one message.")
     vocab_size: Tokens = Field(default=32_000, description="Token ids of replies lie below this number.")
@@ -289,12 +309,18 @@ class Settings(BaseSettings):
         """Number of ranks of the whole deployment, with the default filled in."""
         return self.data_parallel_size or self.start_rank + self.engine_count
 
+    @property
+    def most_bytes_ahead(self) -> int:
+        """What may wait for a client: less where the engine is not timed, and would only run ahead of the frontend."""
+        return self.max_buffered_bytes if self.itl_ms else min(self.max_buffered_bytes, _MOST_AHEAD_BYTES)
+
 
 # A group of `--help` and of the docs starts at the setting named here.
 _GROUPS: Final = {
     "handshake_address": "Joining the frontend, and leaving it",
     "admin_host": "Admin port",
     "max_model_len": "The engine that is played",
+    "itl_ms": "Timing",
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",
 }

@@ -97,6 +97,7 @@ class Counts:
         prompt_tokens: of accepted requests.
         output_tokens: tokens said.
         dropped: messages that could not be read, by category.
+        stalls: how often each client made its requests wait because it did not read, by index.
         lateness: of steps.
 
     """
@@ -108,4 +109,5 @@ class Counts:
     prompt_tokens: int = 0
     output_tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
+    stalls: Counter[int] = field(default_factory=Counter)
     lateness: Lateness = field(default_factory=Lateness)

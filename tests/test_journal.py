@@ -34,6 +34,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.ENGINE_LEFT: lambda journal: journal.left(0, "asked to stop"),
     Event.ENGINE_FAILED: lambda journal: journal.failed(RuntimeError("a defect")),
     Event.MESSAGE_DROPPED: lambda journal: journal.message_dropped(Unreadable("a reason", "ADD", (1, 2)), 0, 0),
+    Event.CLIENT_STALLED: lambda journal: journal.client_stalled(0, 70_000),
     Event.REQUEST_STARTED: lambda journal: journal.request_started(SERVED),
     Event.REQUEST_FINISHED: lambda journal: journal.request_finished(SERVED, "length", 0.5),
     Event.RELEASE_CONTRADICTED: lambda journal: journal.release_contradicted("0.24", 20),

@@ -60,6 +60,8 @@ def _of_counts(counts: Counts) -> Iterator[Metric]:
     yield _counter("prompt_tokens", "Tokens in the prompts of accepted requests.", counts.prompt_tokens)
     yield _counter("output_tokens", "Tokens said.", counts.output_tokens)
     yield _counters("messages_dropped", "Messages that could not be read, by what is wrong.", "reason", counts.dropped)
+    stalls = {str(client): count for client, count in sorted(dict(counts.stalls).items())}
+    yield _counters("client_stalls", "Times that requests waited for a client that does not read.", "client", stalls)
     yield _lateness(counts.lateness)
 
 

@@ -11,6 +11,7 @@ class EngineConfig:
     """The engine's part of the settings, under the same names and with the same meaning.
 
     Attributes:
+        itl_s: time from one step to the next, in seconds; 0 is as soon as clients take the output.
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
         has_waves: whether it coordinates waves, as for a mixture of experts.
@@ -27,6 +28,7 @@ class EngineConfig:
     clients: int
     has_coordinator: bool
     has_waves: bool
+    itl_s: float = 0.0
 
     @property
     def reports_finished_requests(self) -> bool:

@@ -19,6 +19,7 @@ from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Observer
+from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.running import RunningSet
 from mockengine.engine.waves import Wave
@@ -94,6 +95,7 @@ class EngineCore:
         self._sets: dict[int, RunningSet] = {}
         self._num_of_client: Counter[int] = Counter()
         self._encoder = StepEncoder(rank)
+        self._pace = Pace(config.itl_s)
         self._last_load = SchedulerStats()
         self._finished_ids: dict[int, list[str]] = {}
         self._clients_told_of_load: set[int] = set()
@@ -165,9 +167,10 @@ class EngineCore:
             blocked: clients that take no more output for now.
 
         """
-        if self._finished_ids or (self._clients_told_of_load and not self.num_requests):
-            return now
-        return now if any(client not in blocked for client in self._num_of_client) else None
+        if any(client not in blocked for client in self._num_of_client):
+            return self._pace.due(now)
+        has_news = self._finished_ids or (self._clients_told_of_load and not self.num_requests)
+        return now if has_news else None
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset()) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
@@ -190,6 +193,9 @@ class EngineCore:
         if not self.num_requests:
             outbound += [self._load_message(client, now) for client in sorted(self._clients_told_of_load)]
             self._clients_told_of_load.clear()
+            self._pace.rest()
+        else:
+            self._pace.stepped(now)
         return outbound
 
     def end_wave(self, now: float) -> list[Outbound]:

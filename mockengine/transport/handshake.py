@@ -50,6 +50,7 @@ class JoinPlan:
         on_init: hears of a frontend before any rank says READY to it.
         ready_extra: keys for READY besides the fixed ones.
         timeout_s: how long to try before giving up; 0 is without limit.
+        limit_bytes: what may wait for a client that does not read.
         farewell: message to every client when joining fails after some ranks have joined, if any.
         abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
 
@@ -62,6 +63,7 @@ class JoinPlan:
     on_init: Callable[[Init], None]
     ready_extra: Mapping[str, object]
     timeout_s: float
+    limit_bytes: int
     farewell: Sequence[bytes] | None
     abandoned: AbandonedFrontend | None = None
 
@@ -240,7 +242,7 @@ class _Attempt:
     def _session_of(self, init: Init) -> Session:
         if self._session is None:
             self._plan.on_init(init)
-            self._session = Session(self._context, init)
+            self._session = Session(self._context, init, self._plan.limit_bytes)
             self._session.open_outputs()
         elif (init.inputs, init.outputs) != (self._session.init.inputs, self._session.init.outputs):
             raise _InterruptedError("two frontends answered at one address, each to some of the ranks")

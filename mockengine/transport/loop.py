@@ -6,9 +6,10 @@ so that a flood of requests keeps neither running requests from stepping nor oth
 nothing is due the loop sleeps without waking up.
 """
 
+import time
 from collections.abc import Callable
 from enum import Enum, auto
-from math import ceil
+from math import floor
 from typing import Any, Final, Protocol
 
 import zmq
@@ -44,6 +45,9 @@ class LoopReporter(Protocol):
 
     def stepped(self, lateness_s: float) -> None:
         """Hear that a step has begun, so long after it was due."""
+
+    def client_stalled(self, client: int, buffered_bytes: int) -> None:
+        """Hear that a client does not read and makes its requests wait."""
 
     def leaving(self, signal_name: str | None, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
@@ -89,6 +93,8 @@ class Loop:
         self._outboxes: dict[int, Outbox] = dict(enumerate(session.outputs))
         if session.coordinator is not None:
             self._outboxes[COORDINATOR] = session.coordinator
+        # Destinations for which something waits to be sent, and those of them that take no more for now.
+        self._unsent: set[int] = set()
         self._blocked: set[int] = set()
         self._leave_by: float | None = None
         # When the next step was due, as far as was known before the last sleep.
@@ -107,7 +113,7 @@ class Loop:
             if self._leave_by is not None and (now >= self._leave_by or not self._ranks.num_requests):
                 self._finish_leaving()
                 return Ending.STOPPED
-            readable = dict(self._poller.poll(self._patience_ms(now)))
+            readable = self._sleep(now)
             self._presence.look(readable, self._clock())
             if self._presence.loss is not None:
                 return Ending.FRONTEND_LOST
@@ -119,7 +125,7 @@ class Loop:
     def _take_in(self, readable: dict[Any, int]) -> None:
         if self._stop.fileno() in readable:
             self._stop.clear_wakeup()
-        if self._blocked:
+        if self._unsent:
             self._flush()
         end = self._clock() + _DRAIN_S
         for _ in self._inputs:
@@ -157,21 +163,38 @@ class Loop:
         for message in outbound:
             outbox = self._outboxes[message.destination]
             outbox.send(message.frames)
+            if outbox.has_pending and message.destination not in self._unsent:
+                self._unsent.add(message.destination)
+                self._poller.register(outbox.socket, zmq.POLLOUT)
             if outbox.is_blocked and message.destination not in self._blocked:
                 self._blocked.add(message.destination)
-                self._poller.register(outbox.socket, zmq.POLLOUT)
+                if message.destination != COORDINATOR:
+                    self._reporter.client_stalled(message.destination, outbox.buffered_bytes)
 
     def _flush(self) -> None:
-        for destination in list(self._blocked):
+        for destination in list(self._unsent):
             outbox = self._outboxes[destination]
             outbox.flush()
             if not outbox.is_blocked:
-                self._blocked.remove(destination)
+                self._blocked.discard(destination)
+            if not outbox.has_pending:
+                self._unsent.remove(destination)
                 self._poller.unregister(outbox.socket)
 
     # Time.
 
-    def _patience_ms(self, now: float) -> int | None:
+    def _sleep(self, now: float) -> dict[Any, int]:
+        """Sleep until the next deadline or arrival; return what arrived."""
+        patience_s = self._patience_s(now)
+        if patience_s is None:
+            return dict(self._poller.poll())
+        whole_ms = floor(1_000 * patience_s)
+        if patience_s > 0 and whole_ms == 0:
+            # The poller knows whole milliseconds only; what arrives in the rest of one can wait.
+            time.sleep(patience_s)
+        return dict(self._poller.poll(max(0, whole_ms)))
+
+    def _patience_s(self, now: float) -> float | None:
         """Return how long to sleep at most; None is until something arrives."""
         self._due = self._ranks.next_deadline(now, self._blocked)
         moments = (
@@ -180,7 +203,7 @@ class Loop:
             self._leave_by,
         )
         due = [moment for moment in moments if moment is not None]
-        return max(0, ceil(1_000 * (min(due) - now))) if due else None
+        return min(due) - now if due else None
 
     # Leaving.
 

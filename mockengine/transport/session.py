@@ -75,7 +75,15 @@ class Session:
 
     """
 
-    def __init__(self, context: Context, init: Init) -> None:
+    def __init__(self, context: Context, init: Init, limit_bytes: int) -> None:
+        """Open nothing yet.
+
+        Args:
+            context: the process's context.
+            init: what the frontend said.
+            limit_bytes: what may wait for a client that does not read before its requests wait too.
+
+        """
         self.init = init
         self.inputs: list[Input] = []
         self.outputs: list[Outbox] = []
@@ -83,6 +91,7 @@ class Session:
         self.monitors: list[PeerMonitor] = []
         self.handshakes: list[Handshake] = []
         self._context = context
+        self._limit_bytes = limit_bytes
 
     def open_outputs(self) -> None:
         """Connect the sockets that all ranks share.
@@ -165,7 +174,7 @@ class Session:
         """Send what waits for peers that do not read, as far as they do within `most_s`; tell whether all has left."""
         end = time.monotonic() + most_s
         poller = zmq.Poller()
-        blocked = [outbox for outbox in self.outboxes if outbox.is_blocked]
+        blocked = [outbox for outbox in self.outboxes if outbox.has_pending]
         for outbox in blocked:
             poller.register(outbox.socket, zmq.POLLOUT)
         while blocked:
@@ -176,7 +185,7 @@ class Session:
             poller.poll(min(_TURN_MS, ceil(1_000 * (end - now))))
             for outbox in list(blocked):
                 outbox.flush()
-                if not outbox.is_blocked:
+                if not outbox.has_pending:
                     blocked.remove(outbox)
                     poller.unregister(outbox.socket)
         return True
@@ -193,4 +202,5 @@ class Session:
             outbox.close(linger_ms)
 
     def _outbox(self, address: str) -> Outbox:
-        return Outbox(make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK))
+        socket = make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK)
+        return Outbox(socket, self._limit_bytes)

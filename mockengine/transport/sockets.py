@@ -11,9 +11,9 @@ Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
 _UNLIMITED: Final = 0
-# What libzmq may hold for a frontend that does not read; beyond it the outbox holds back and the client's requests
-# stop stepping.
-OUTPUT_HIGH_WATER_MARK: Final = 1_000
+# Messages that libzmq may hold for a frontend that does not read: few, since it knows nothing of bytes. What it does
+# not take waits in the outbox, which does.
+OUTPUT_HIGH_WATER_MARK: Final = 16
 # libzmq allows 1023 by default; 64 ranks with as many API servers need 4096 inputs.
 MAX_SOCKETS: Final = 65_535
 # A frontend whose machine vanished sends no FIN; the kernel finds out within half a minute or so.
