@@ -15,7 +15,7 @@ LOCK_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mockengine/pip-tools-7.6.2
 PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
 	--strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
-.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers images lint format docs lock clean
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers bench images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -50,6 +50,9 @@ test-manifests: $(TEST_VENV) ## render what deploy/ has for Kubernetes and check
 test-containers: $(TEST_VENV) ## build both images and test them, and what is made of them, with a real Docker engine
 	@$(BIN)/python -m tests.support.kubernetes_tools
 	$(BIN)/python -m pytest --durations=10 -m containers
+
+bench: $(TEST_VENV) ## measure what the engine costs, in ratios to a plain loop; some 3 minutes, on a machine with nothing else to do
+	$(BIN)/python -m benchmarks
 
 images: ## build the images of the engine and of the Rust frontend
 	docker build --tag mockengine:0.1.0 .

@@ -85,7 +85,7 @@ def test_pure_rooms_see_neither_sockets_nor_clocks(room: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    [path for folder in ("mockengine", "tests", "deploy") for path in _sources(ROOT / folder)],
+    [path for folder in ("mockengine", "tests", "deploy", "benchmarks") for path in _sources(ROOT / folder)],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_source_file_states_its_licence(path: Path) -> None:

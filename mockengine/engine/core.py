@@ -78,7 +78,14 @@ _NOTHING: Final = _Said()
 
 
 class EngineCore:
-    """The state of one rank towards one frontend."""
+    """The state of one rank towards one frontend.
+
+    Attributes:
+        rank: its index.
+        wave: where it is in the waves of a mixture of experts.
+        num_requests: requests waiting and running.
+
+    """
 
     def __init__(
         self, rank: int, config: EngineConfig, source: TokenSource, dialect: Dialect, observer: Observer
@@ -93,6 +100,7 @@ class EngineCore:
         self._waiting: dict[str, Request] = {}
         self._speaking: dict[str, Request] = {}
         self._sets: dict[int, RunningSet] = {}
+        self.num_requests = 0
         self._num_of_client: Counter[int] = Counter()
         self._encoder = StepEncoder(rank)
         self._pace = Pace(config.itl_s)
@@ -137,17 +145,13 @@ class EngineCore:
         self._speaking.clear()
         self._waiting.clear()
         self._num_of_client.clear()
+        self.num_requests = 0
         for request in requests:
             self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
         return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
 
     # What goes on.
-
-    @property
-    def num_requests(self) -> int:
-        """Requests waiting and running."""
-        return sum(self._num_of_client.values())
 
     @property
     def num_running(self) -> int:
@@ -235,6 +239,7 @@ class EngineCore:
             return []
         self._waiting[accepted.request_id] = accepted
         self._num_of_client[accepted.client] += 1
+        self.num_requests += 1
         outbound: list[Outbound] = []
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
@@ -350,7 +355,7 @@ class EngineCore:
     def _step_messages(self, said: Mapping[int, _Said], now: float) -> list[Outbound]:
         """Make one message per client that has outputs or finished ids; the first of them gets the load."""
         finished_ids, self._finished_ids = self._finished_ids, {}
-        clients = sorted({*said, *finished_ids})
+        clients = sorted({*said, *finished_ids}) if finished_ids or len(said) > 1 else list(said)
         if not clients:
             return []
         told_of_load = clients[0]
@@ -391,8 +396,10 @@ class EngineCore:
 
     def _published_load(self, now: float) -> list[Outbound]:
         """Tell the coordinator how many requests run and wait, whenever that has changed."""
+        if not self._config.has_coordinator:
+            return []
         counts = (self.num_running, self.num_waiting)
-        if not self._config.has_coordinator or counts == self._published_counts:
+        if counts == self._published_counts:
             return []
         self._published_counts = counts
         load = replace(self._load(), current_wave=self.wave.number if self._config.has_waves else 0)
@@ -422,6 +429,7 @@ class EngineCore:
         return self._speaking.pop(request_id, None) or self._waiting.pop(request_id, None)
 
     def _note_gone(self, request: Request) -> None:
+        self.num_requests -= 1
         self._num_of_client[request.client] -= 1
         if not self._num_of_client[request.client]:
             del self._num_of_client[request.client]

@@ -21,14 +21,21 @@ class Ranks:
     @property
     def _wave_is_over(self) -> bool:
         """Whether a wave runs of which no rank here has any work."""
-        return any(engine.wave.running for engine in self.engines) and not self.num_requests
+        for engine in self.engines:
+            if engine.wave.running:
+                return not self.num_requests
+        return False
 
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the first of the ranks has a step due, or None while none has anything to do."""
         if self._wave_is_over:
             return now
-        deadlines = [engine.next_deadline(now, blocked) for engine in self.engines]
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        earliest: float | None = None
+        for engine in self.engines:
+            deadline = engine.next_deadline(now, blocked)
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
 
     def step(self, now: float, blocked: AbstractSet[int]) -> list[Outbound]:
         """Step the ranks whose deadline has come, then end the wave if none of them has anything left to do."""

@@ -24,6 +24,8 @@ from mockengine.wire.messages import COORDINATOR_READY, read_message
 
 # Longest time that arrivals may keep running requests waiting, but for the one message that exceeds it.
 _DRAIN_S: Final = 0.005
+# Longest time that steps may keep arrivals waiting, but for the one step that exceeds it.
+_STEPPING_S: Final = 0.001
 # What was sent before a signal may still be on its way to the sockets: leaving waits for a silence this long.
 _SILENCE_MS: Final = 100
 # Longest time that leaving spends on what arrived before it.
@@ -118,7 +120,7 @@ class Loop:
             if self._presence.loss is not None:
                 return Ending.FRONTEND_LOST
             self._take_in(readable)
-            self._step_if_due()
+            self._step_while_due()
 
     # In.
 
@@ -151,13 +153,17 @@ class Loop:
 
     # Out.
 
-    def _step_if_due(self) -> None:
+    def _step_while_due(self) -> None:
+        """Make the step that is due, and those that are due at once after it, as long as arrivals may wait for them."""
         now = self._clock()
-        deadline = self._ranks.next_deadline(now, self._blocked)
-        if deadline is not None and deadline <= now:
-            due = deadline if self._due is None else min(deadline, self._due)
-            self._reporter.stepped(now - due)
+        end = now + _STEPPING_S
+        while (deadline := self._ranks.next_deadline(now, self._blocked)) is not None and deadline <= now:
+            self._reporter.stepped(now - (deadline if self._due is None else min(deadline, self._due)))
+            self._due = None
             self._send(self._ranks.step(now, self._blocked))
+            now = self._clock()
+            if now >= end:
+                return
 
     def _send(self, outbound: list[Outbound]) -> None:
         for message in outbound:

@@ -72,4 +72,4 @@ class Outbox:
 
 
 def _size(frames: Sequence[bytes]) -> int:
-    return sum(map(len, frames))
+    return len(frames[0]) if len(frames) == 1 else sum(map(len, frames))

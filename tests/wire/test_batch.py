@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The encoder of a step: rows of constant bytes, and everything else as the ordinary encoder writes it."""
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mockengine.wire.batch import StepEncoder, Strip, array_header
+from mockengine.wire.codec import pack, unpack
+from mockengine.wire.lines import LINES, NEWEST, Line
+from mockengine.wire.outputs import (
+    EngineCoreEvent,
+    EngineCoreOutput,
+    EventType,
+    FinishReason,
+    StepOutputs,
+    read_envelope,
+    write_envelope,
+)
+from mockengine.wire.stats import PrefillStats, SchedulerStats
+
+STEPS = [
+    StepOutputs(engine_index=0, timestamp=1.5, outputs=(EngineCoreOutput(request_id="r1", new_token_ids=(1, 70_000)),)),
+    StepOutputs(
+        engine_index=0,
+        timestamp=2.5,
+        outputs=(
+            EngineCoreOutput(
+                request_id="r1",
+                new_token_ids=(1,),
+                finish_reason=FinishReason.STOP,
+                stop_reason=7,
+                events=(EngineCoreEvent(EventType.QUEUED, 1.0),),
+                prefill_stats=PrefillStats(3, 3),
+            ),
+        ),
+        scheduler_stats=SchedulerStats(num_running_reqs=3, num_waiting_reqs=1),
+        finished_requests=("r1", "r2"),
+        weight_version="v1",
+    ),
+    StepOutputs(engine_index=0, timestamp=3.5, scheduler_stats=SchedulerStats()),
+    StepOutputs(engine_index=0, timestamp=4.5, finished_requests=("r1",)),
+]
+
+
+@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+def test_without_rows_it_writes_what_the_ordinary_encoder_writes(line: Line) -> None:
+    encoder = StepEncoder(0)
+    # Twice, since statistics are remembered.
+    for step in [*STEPS, *STEPS]:
+        assert unpack(encoder.encode(step, line)[0]) == unpack(write_envelope(step, line)[0])
+
+
+def test_statistics_that_changed_are_written_anew() -> None:
+    encoder = StepEncoder(0)
+    for running in (1, 1, 2, 1):
+        step = StepOutputs(engine_index=0, timestamp=1.0, scheduler_stats=SchedulerStats(num_running_reqs=running))
+        assert read_envelope(encoder.encode(step, NEWEST), NEWEST) == step
+
+
+def test_a_message_that_says_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="kills a Rust frontend"):
+        StepEncoder(0).encode(StepOutputs(engine_index=0, timestamp=1.0), NEWEST)
+
+
+@pytest.mark.parametrize("items", [0, 1, 15, 16, 65_535, 65_536, 2**32 - 1])
+def test_headers_of_arrays_are_those_of_msgpack(items: int) -> None:
+    assert array_header(items) == msgpack.Packer().pack_array_header(items)
+
+
+@given(
+    chunk_size=st.sampled_from([1, 2, 15, 16, 300]),
+    ids=st.lists(st.text("abc", min_size=3, max_size=3), min_size=1, max_size=60),
+    removed=st.lists(st.integers(0, 1_000), max_size=30),
+)
+def test_a_strip_holds_each_row_once_whatever_is_removed(chunk_size: int, ids: list[str], removed: list[int]) -> None:
+    strip = Strip(4, chunk_size)
+    rows: list[str] = []
+    for name in ids:
+        assert strip.append(pack(name)) == len(rows)
+        rows.append(name)
+    for number in removed:
+        if rows:
+            row = number % len(rows)
+            strip.remove(row)
+            last = rows.pop()
+            if row < len(rows):
+                rows[row] = last
+    assert len(strip) == len(rows)
+    tokens = np.arange(len(rows) * chunk_size, dtype=np.uint32).reshape(len(rows), chunk_size) + np.uint32(2**31)
+    step = StepOutputs(engine_index=0, timestamp=1.0, scheduler_stats=SchedulerStats())
+    envelope = read_envelope(StepEncoder(0).encode(step, NEWEST, [strip.write(tokens)], len(rows)), NEWEST)
+    assert isinstance(envelope, StepOutputs)
+    assert [(output.request_id, list(output.new_token_ids)) for output in envelope.outputs] == [
+        (name, row.tolist()) for name, row in zip(rows, tokens, strict=True)
+    ]
+
+
+def test_the_largest_token_id_fits() -> None:
+    strip = Strip(3, 1)
+    strip.append(pack("r1"))
+    rows = bytes(strip.write(np.array([[2**32 - 1]], np.uint32)))
+    assert unpack(rows) == ["r1", [2**32 - 1]]
