@@ -4,17 +4,12 @@
 It knows what it says next. It does not know when, nor beside whom.
 """
 
-from typing import Final
-
 from mockengine.engine.observer import Served
 from mockengine.replies import TokenSource
 from mockengine.replies.length import Ending
 from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import PrefillStats
-
-# Drawing tokens has a fixed cost that is worth sharing.
-_DRAWN_AT_ONCE: Final = 64
 
 
 class Request:
@@ -42,8 +37,6 @@ class Request:
         self._source = source
         self._scheduled_at: float | None = None
         self._first_output_pending = True
-        self._drawn: list[int] = []
-        self._drawn_from = 0
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -83,14 +76,9 @@ class Request:
         return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
 
     def _take(self, count: int) -> list[int]:
-        start = self.output_tokens
-        end = start + count
-        if end > self._drawn_from + len(self._drawn):
-            draw = min(max(count, _DRAWN_AT_ONCE), self._ending.output_tokens - start)
-            self._drawn, self._drawn_from = self._source.tokens(self.key, start, draw), start
-        tokens = self._drawn[start - self._drawn_from : end - self._drawn_from]
-        self.output_tokens = end
-        if self._ending.last_token is not None and end == self._ending.output_tokens:
+        tokens = self._source.tokens(self.key, self.output_tokens, count)
+        self.output_tokens += count
+        if self._ending.last_token is not None and self.output_tokens == self._ending.output_tokens:
             tokens[-1] = self._ending.last_token
         return tokens
 

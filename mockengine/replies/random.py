@@ -14,18 +14,35 @@ _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 _HALF_BITS: Final = np.uint64(32)
 _ONE: Final = np.uint64(1)
+_GAMMA: Final = int(_GOLDEN_GAMMA)
+_FACTOR_1: Final = int(_MIX_1)
+_FACTOR_2: Final = int(_MIX_2)
+_MASK: Final = 2**64 - 1
+# So few tokens are had sooner one by one than as an array.
+_FEW: Final = 8
 
 
 class RandomTokens:
     """Tokens of 0 … `vocab_size` - 1, each as likely as any other (to within 2^-32 times `vocab_size`)."""
 
     def __init__(self, vocab_size: int) -> None:
+        self._vocab = vocab_size
         self._vocab_size = np.uint64(vocab_size)
 
     def tokens(self, key: int, start: int, count: int) -> list[int]:
         """Return tokens `start` … `start + count - 1` of reply `key`."""
+        if count <= _FEW:
+            first = key + (start + 1) * _GAMMA
+            return [self._token(first + place * _GAMMA) for place in range(count)]
         tokens: list[int] = self.block(np.array([key], np.uint64), np.array([start], np.int64), count)[0].tolist()
         return tokens
+
+    def _token(self, state: int) -> int:
+        state &= _MASK
+        state = ((state ^ (state >> 30)) * _FACTOR_1) & _MASK
+        state = ((state ^ (state >> 27)) * _FACTOR_2) & _MASK
+        state ^= state >> 31
+        return ((state >> 32) * self._vocab) >> 32
 
     def block(self, keys: Keys, starts: Positions, count: int) -> Tokens:
         """Return `count` tokens of many replies at once: for reply i those from `starts[i]` on."""
