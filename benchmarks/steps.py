@@ -37,11 +37,11 @@ def measure(running: tuple[int, ...], chunk_sizes: tuple[int, ...], least_s: flo
     return table
 
 
-def make_engine(running: int, chunk_size: int) -> EngineCore:
+def make_engine(running: int, chunk_size: int, max_model_len: int = 2**31 - 1) -> EngineCore:
     """Return an engine with so many requests in the middle of an endless reply."""
     configure("json", "error")
     config = EngineConfig(
-        max_model_len=2**31 - 1,
+        max_model_len=max_model_len,
         block_size=16,
         output_token_chunk_size=chunk_size,
         default_output_tokens=0,
