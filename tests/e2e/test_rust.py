@@ -123,7 +123,8 @@ def test_killed_frontend_is_followed_by_the_next() -> None:
 
 
 def test_every_stream_ends_when_the_engine_leaves() -> None:
-    with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL) as frontend, serving(frontend) as stack:
+    # At a pace: without one the engine has said everything before the last of the streams has begun.
+    with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL) as frontend, serving(frontend, "--itl-ms=20") as stack:
         checks.every_stream_ends_when_the_engine_leaves(stack)
         # The notice is what lets a liveness probe restart the frontend.
         wait_until(lambda: stack.get("/health").status_code, lambda status: status == 503, "health")

@@ -40,7 +40,8 @@ def python() -> Path:
 
 @pytest.fixture(scope="module")
 def one_rank(python: Path) -> Iterator[Stack]:
-    with PythonFrontend(python, MODEL, env=CONTROL) as frontend, serving(frontend) as stack:
+    # At a pace: without one the longest reply is said before this frontend has noticed that its client is gone.
+    with PythonFrontend(python, MODEL, env=CONTROL) as frontend, serving(frontend, "--itl-ms=0.2") as stack:
         yield stack
 
 
@@ -142,7 +143,8 @@ def _hint_about_the_hash(engine: EngineProcess) -> str:
 
 
 def test_every_stream_ends_when_the_engine_leaves_and_the_frontend_exits(python: Path) -> None:
-    with PythonFrontend(python, MODEL) as frontend, serving(frontend) as stack:
+    # At a pace: without one the engine has said everything before the last of the streams has begun.
+    with PythonFrontend(python, MODEL) as frontend, serving(frontend, "--itl-ms=20") as stack:
         checks.every_stream_ends_when_the_engine_leaves(stack)
         # The notice makes it exit, with 0: a supervisor must restart it whatever its exit code.
         assert frontend.wait(deadline_s=30) == 0
