@@ -20,7 +20,7 @@ class PlainLoop:
     def __init__(self, running: int, chunk_size: int, vocab_size: int = 32_000) -> None:
         self._chunk_size = chunk_size
         self._vocab_size = vocab_size
-        self._requests = [(request_id(number), random.Random(number)) for number in range(running)]  # noqa: S311
+        self._requests = [(request_id(number), random.Random(number)) for number in range(running)]  # noqa: S311 - tokens, not secrets
 
     def step(self) -> bytes:
         """Return the message of one step."""
