@@ -104,9 +104,9 @@ class Journal:
         """Note that the engine's thread goes on."""
         self.turned_at = now
 
-    def stepped(self, lateness_s: float) -> None:
-        """Count a step and how late it was."""
-        self.counts.lateness.add(lateness_s)
+    def stepped(self, steps: int, lateness_s: float) -> None:
+        """Count steps that were made at once, and how late they were."""
+        self.counts.lateness.add(steps, lateness_s)
 
     def client_stalled(self, client: int, buffered_bytes: int) -> None:
         """Count that a client makes its requests wait; log it once for each frontend."""

@@ -36,7 +36,7 @@ EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 # What was said before leaving may take this long to reach a frontend that reads.
 _LINGER_MS: Final = 2_000
-_SHORT_LINGER_MS: Final = 200
+_SHORT_FAREWELL_S: Final = 0.2
 # The last lines of the log may take this long to be read.
 _LOG_FLUSH_S: Final = 1.0
 # What the ready response claims as the engine's release when no setting names one.
@@ -253,7 +253,7 @@ class _Service:
         connected = session.connected_clients
         for message in last_words:
             if message.destination in connected:
-                session.outputs[message.destination].send(message.frames)
+                session.outputs[message.destination].send(message.messages)
         self._leave(session)
 
     def _leave(self, session: Session) -> bool:
@@ -273,10 +273,11 @@ class _Service:
             return True
         if self._settings.leave_notice == "dead" or self._stop.failure is not None:
             for client in connected or range(len(session.outputs)):
-                session.outputs[client].send([ENGINE_CORE_DEAD])
+                session.outputs[client].send([[ENGINE_CORE_DEAD]])
         if not connected:
             # Nobody is there yet: it may still reach one that is just coming up.
-            session.close(_SHORT_LINGER_MS)
+            session.flush(_SHORT_FAREWELL_S, self._journal)
+            session.close()
             return True
         said_all = session.flush(_LINGER_MS / 1_000, self._journal)
         if said_all:

@@ -79,10 +79,10 @@ class Lateness:
     buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BUCKETS_S) + 1))
     sum_s: float = 0.0
 
-    def add(self, lateness_s: float) -> None:
-        """Count one step."""
-        self.buckets[bisect_left(LATENESS_BUCKETS_S, lateness_s)] += 1
-        self.sum_s += lateness_s
+    def add(self, steps: int, lateness_s: float) -> None:
+        """Count steps that were made at once."""
+        self.buckets[bisect_left(LATENESS_BUCKETS_S, lateness_s)] += steps
+        self.sum_s += steps * lateness_s
 
 
 @dataclass(slots=True)

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """One rank: requests arrive, steps are made, encoded messages leave.
 
-Accepted requests wait until the next step, run from it on and leave with their last token. Whatever progressed in a
-step shares one message per client. Nothing here is ever sent twice or half: what a method returns is to be sent, in
-that order.
+Accepted requests wait until the next step, run from it on and leave with their last token. What a method returns is to
+be sent, in that order.
 
 A running request is *speaking* while it has more to say than tokens, which is with its first output and its last one.
 In between it is in the running set of its client, where it is a row among others.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from typing import Final
 
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Observer
+from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing, Said
 from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.running import RunningSet
@@ -26,55 +24,21 @@ from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
 from mockengine.replies.key import reply_key
 from mockengine.replies.length import plan_ending
-from mockengine.wire.batch import StepEncoder
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
     EngineCoreOutput,
-    Envelope,
     FinishReason,
     RequestError,
     StartWave,
-    StepOutputs,
     UtilityReply,
     WaveComplete,
-    write_envelope,
 )
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
 from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall, failure_message
 from mockengine.wire.values import shown
-
-COORDINATOR: Final = -1
-"""Destination of what goes to the coordinator rather than to a client."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outbound:
-    """One encoded message and where it goes: a client index or `COORDINATOR`."""
-
-    destination: int
-    frames: list[bytes]
-
-
-@dataclass(slots=True)
-class _Said:
-    """What one step says to one client.
-
-    Attributes:
-        rows: outputs of its running set, as bytes that the set may write over with its next change.
-        num_rows: how many outputs these are.
-        outputs: those of the others.
-
-    """
-
-    rows: Sequence[memoryview] = ()
-    num_rows: int = 0
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
-
-
-_NOTHING: Final = _Said()
 
 
 class EngineCore:
@@ -102,12 +66,9 @@ class EngineCore:
         self._sets: dict[int, RunningSet] = {}
         self.num_requests = 0
         self._num_of_client: Counter[int] = Counter()
-        self._encoder = StepEncoder(rank)
+        self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._pace = Pace(config.itl_s)
         self._last_load = SchedulerStats()
-        self._finished_ids: dict[int, list[str]] = {}
-        self._clients_told_of_load: set[int] = set()
-        self._published_counts = (0, 0)
         self._shutting_down = False
 
     # What comes in.
@@ -173,30 +134,34 @@ class EngineCore:
         """
         if any(client not in blocked for client in self._num_of_client):
             return self._pace.due(now)
-        has_news = self._finished_ids or (self._clients_told_of_load and not self.num_requests)
+        has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
         return now if has_news else None
 
-    def step(self, now: float, blocked: AbstractSet[int] = frozenset()) -> list[Outbound]:
+    def step(self, now: float, blocked: AbstractSet[int] = frozenset(), most_steps: int = 1) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
 
+        Args:
+            now: the time, in engine seconds.
+            blocked: clients that take no more output for now.
+            most_steps: how many steps may be made at once, where they have no pace and differ in tokens alone.
+
         Returns:
-            One message per client with something to hear; statistics go with the first of them. When nothing is left
-            to do, every client that heard of load hears that it is gone.
+            A message per client with something to hear, and per step; statistics go to the first of them. When nothing
+            is left to do, every client that heard of load hears that it is gone.
 
         """
-        outbound = self._published_load(now)
+        outbound = self._load_for_coordinator(now)
         for request in self._waiting.values():
             request.schedule(now)
         self._speaking |= self._waiting
         self._waiting.clear()
-        said = self._advance(now, blocked)
-        outbound += self._step_messages(said, now)
+        said = self._advance(now, blocked, most_steps)
+        outbound += self._outgoing.step(said, self._load(), now)
         # Only now: the rows of what was said lie where the sets have them.
         self._regroup(said)
-        outbound += self._published_load(now)
+        outbound += self._load_for_coordinator(now)
         if not self.num_requests:
-            outbound += [self._load_message(client, now) for client in sorted(self._clients_told_of_load)]
-            self._clients_told_of_load.clear()
+            outbound += self._outgoing.load_is_gone(self._load(), now)
             self._pace.rest()
         else:
             self._pace.stepped(now)
@@ -205,7 +170,7 @@ class EngineCore:
     def end_wave(self, now: float) -> list[Outbound]:
         """End the wave, every rank being idle; rank 0 tells the coordinator."""
         ended = self.wave.complete()
-        return [self._encode(COORDINATOR, WaveComplete(self.rank, now, ended))] if self.rank == 0 else []
+        return [self._outgoing.encode(COORDINATOR, WaveComplete(self.rank, now, ended))] if self.rank == 0 else []
 
     # Requests.
 
@@ -242,7 +207,7 @@ class EngineCore:
         self.num_requests += 1
         outbound: list[Outbound] = []
         if config.has_waves and self.wave.request_arrived(request.current_wave):
-            outbound.append(self._encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
+            outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
         return outbound
 
     def _problem(self, request: EngineCoreRequest) -> RequestError | None:
@@ -280,21 +245,22 @@ class EngineCore:
                 self._note_finished(request)
         return []
 
-    def _advance(self, now: float, blocked: AbstractSet[int]) -> dict[int, _Said]:
+    def _advance(self, now: float, blocked: AbstractSet[int], most_steps: int) -> dict[int, Said]:
         """Let everything that runs say its next tokens; return what was said, by client."""
-        said: dict[int, _Said] = {}
+        said: dict[int, Said] = {}
         chunk_size = self._config.output_token_chunk_size
         tokens = 0
-        for client, running_set in self._sets.items():
-            if running_set and client not in blocked:
-                said[client] = _Said(running_set.step(), len(running_set))
-                tokens += len(running_set) * chunk_size
+        sets = [(client, each) for client, each in self._sets.items() if each and client not in blocked]
+        steps = self._steps_at_once([each for _, each in sets], most_steps)
+        for client, running_set in sets:
+            said[client] = Said(running_set.step(steps))
+            tokens += len(running_set) * chunk_size * steps
         finished: list[tuple[Request, FinishReason]] = []
         for request in self._speaking.values():
             if request.client in blocked:
                 continue
             output = request.advance(chunk_size)
-            said.setdefault(request.client, _Said()).outputs.append(output)
+            said.setdefault(request.client, Said()).outputs.append(output)
             tokens += len(output.new_token_ids)
             if output.finish_reason is not None:
                 finished.append((request, output.finish_reason))
@@ -306,7 +272,15 @@ class EngineCore:
             self._note_finished(request)
         return said
 
-    def _regroup(self, said: Mapping[int, _Said]) -> None:
+    def _steps_at_once(self, sets: list[RunningSet], most: int) -> int:
+        """Return how many steps differ in nothing but tokens; with a pace each has its own time."""
+        if most == 1 or not sets or self._config.itl_s or self._speaking or self._outgoing.has_finished_ids:
+            return 1
+        for running_set in sets:
+            most = running_set.most_steps(most)
+        return most
+
+    def _regroup(self, said: Mapping[int, Said]) -> None:
         """Move requests into the running set of their client when they have nothing but tokens left, and out of it."""
         chunk_size = self._config.output_token_chunk_size
         for client, what in said.items():
@@ -332,10 +306,11 @@ class EngineCore:
         else:
             try:
                 result = self._control.answer(call)
+                self._outgoing.weight_version = self._control.weight_version
             except UtilityError as error:
                 failure = str(error)
         client = call.client_index if 0 <= call.client_index < self._config.clients else arrived_from
-        return [self._encode(client, UtilityReply(self.rank, now, call.call_id, result, failure))]
+        return [self._outgoing.encode(client, UtilityReply(self.rank, now, call.call_id, result, failure))]
 
     def _unreadable(self, message: Unreadable, client: int, now: float) -> list[Outbound]:
         """Answer what can be answered, so that no client waits for ever; a request in flight is left alone."""
@@ -344,77 +319,31 @@ class EngineCore:
             return []
         if message.call is not None:
             failure = failure_message(message.call.method, message.reason)
-            return [self._encode(client, UtilityReply(self.rank, now, message.call.call_id, None, failure))]
+            return [self._outgoing.encode(client, UtilityReply(self.rank, now, message.call.call_id, None, failure))]
         if message.request_id is None or self._in_flight(message.request_id):
             return []
         error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
         return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
 
-    # Messages.
-
-    def _step_messages(self, said: Mapping[int, _Said], now: float) -> list[Outbound]:
-        """Make one message per client that has outputs or finished ids; the first of them gets the load."""
-        finished_ids, self._finished_ids = self._finished_ids, {}
-        clients = sorted({*said, *finished_ids}) if finished_ids or len(said) > 1 else list(said)
-        if not clients:
-            return []
-        told_of_load = clients[0]
-        if self.num_requests:
-            self._clients_told_of_load.add(told_of_load)
-        outbound: list[Outbound] = []
-        for client in clients:
-            what = said.get(client, _NOTHING)
-            step = StepOutputs(
-                engine_index=self.rank,
-                timestamp=now,
-                outputs=what.outputs,
-                scheduler_stats=self._load() if client == told_of_load else None,
-                finished_requests=finished_ids.get(client, ()),
-                weight_version=self._control.weight_version,
-            )
-            frames = self._encoder.encode(step, self._dialect.line, what.rows, what.num_rows)
-            outbound.append(Outbound(client, frames))
-        return outbound
+    # Bookkeeping.
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
         """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
         ids = [output.request_id for output in outputs if not self._in_flight(output.request_id)]
         finished_requests = ids if self._config.reports_finished_requests else ()
-        return self._encode(
-            client,
-            StepOutputs(engine_index=self.rank, timestamp=now, outputs=outputs, finished_requests=finished_requests),
-        )
+        return self._outgoing.final_outputs(client, outputs, finished_requests, now)
 
-    def _load_message(self, client: int, now: float) -> Outbound:
-        step = StepOutputs(
-            engine_index=self.rank,
-            timestamp=now,
-            scheduler_stats=self._load(),
-            weight_version=self._control.weight_version,
-        )
-        return self._encode(client, step)
-
-    def _published_load(self, now: float) -> list[Outbound]:
-        """Tell the coordinator how many requests run and wait, whenever that has changed."""
+    def _load_for_coordinator(self, now: float) -> list[Outbound]:
         if not self._config.has_coordinator:
             return []
-        counts = (self.num_running, self.num_waiting)
-        if counts == self._published_counts:
-            return []
-        self._published_counts = counts
-        load = replace(self._load(), current_wave=self.wave.number if self._config.has_waves else 0)
-        return [self._encode(COORDINATOR, StepOutputs(engine_index=self.rank, timestamp=now, scheduler_stats=load))]
+        wave = self.wave.number if self._config.has_waves else 0
+        return self._outgoing.load_for_coordinator(self._load(), wave, now)
 
     def _load(self) -> SchedulerStats:
         counts = (self.num_running, self.num_waiting)
         if counts != (self._last_load.num_running_reqs, self._last_load.num_waiting_reqs):
             self._last_load = SchedulerStats(num_running_reqs=counts[0], num_waiting_reqs=counts[1])
         return self._last_load
-
-    def _encode(self, destination: int, envelope: Envelope) -> Outbound:
-        return Outbound(destination, write_envelope(envelope, self._dialect.line))
-
-    # Bookkeeping.
 
     def _in_flight(self, request_id: str) -> bool:
         if request_id in self._speaking or request_id in self._waiting:
@@ -435,9 +364,8 @@ class EngineCore:
             del self._num_of_client[request.client]
 
     def _note_finished(self, request: Request) -> None:
-        """Remember to report an id; without a report a frontend that counts would think the rank ever busier."""
         if self._config.reports_finished_requests:
-            self._finished_ids.setdefault(request.client, []).append(request.request_id)
+            self._outgoing.note_finished(request.client, request.request_id)
 
     def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)

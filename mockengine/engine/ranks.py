@@ -4,7 +4,8 @@
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from mockengine.engine.core import EngineCore, Outbound
+from mockengine.engine.core import EngineCore
+from mockengine.engine.outgoing import Outbound
 
 
 class Ranks:
@@ -37,13 +38,20 @@ class Ranks:
                 earliest = deadline
         return earliest
 
-    def step(self, now: float, blocked: AbstractSet[int]) -> list[Outbound]:
-        """Step the ranks whose deadline has come, then end the wave if none of them has anything left to do."""
+    def step(self, now: float, blocked: AbstractSet[int], most_steps: int = 1) -> list[Outbound]:
+        """Step the ranks whose deadline has come, then end the wave if none of them has anything left to do.
+
+        Args:
+            now: the time, in engine seconds.
+            blocked: clients that take no more output for now.
+            most_steps: how many steps a rank may make at once, where these have no pace.
+
+        """
         outbound: list[Outbound] = []
         for engine in self.engines:
             deadline = engine.next_deadline(now, blocked)
             if deadline is not None and deadline <= now:
-                outbound += engine.step(now, blocked)
+                outbound += engine.step(now, blocked, most_steps)
         if self._wave_is_over:
             for engine in self.engines:
                 outbound += engine.end_wave(now)

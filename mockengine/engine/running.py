@@ -16,11 +16,16 @@ import numpy as np
 
 from mockengine.engine.requests import Request
 from mockengine.replies import Keys, Positions, TokenSource
-from mockengine.wire.batch import Strip
+from mockengine.wire.batch import Rows, Strip, Tokens
 from mockengine.wire.codec import pack
 
-# Tokens that are drawn at once for each request: enough to share the fixed cost, few enough to stay in the cache.
-_DRAWN_TOKENS: Final = 64
+# Tokens that are drawn at once, for a lane and for each of its requests: enough to share the fixed cost, few enough to
+# stay in the cache.
+_DRAWN_FOR_LANE: Final = 2**14
+_DRAWN_LEAST: Final = 64
+_DRAWN_MOST: Final = 512
+# Bytes of a burst: enough to share the fixed cost, few enough to stay in the cache and to keep nobody waiting.
+_BURST_BYTES: Final = 2**18
 # A lane that has emptied is kept for the next request of that length, unless it is one of many or has grown large.
 _KEPT_LANES: Final = 16
 _KEPT_ROWS: Final = 1_024
@@ -38,7 +43,6 @@ class _Lane:
         self._strip = Strip(id_bytes, chunk_size)
         self._chunk_size = chunk_size
         self._source = source
-        self._steps_drawn = max(1, _DRAWN_TOKENS // chunk_size)
         # The step whose tokens come next, of those that are drawn.
         self._step = 0
         # Rows from here on have joined since the last step, and nothing is drawn for them yet.
@@ -46,8 +50,7 @@ class _Lane:
         self._keys: Keys
         # Position in the reply of the first token of step 0 of the drawn ones.
         self._bases: Positions
-        # By step, row and token of the chunk.
-        self._drawn: np.ndarray[tuple[int, int, int], np.dtype[np.uint32]]
+        self._drawn: Tokens
         self._allocate(self._strip.capacity)
 
     @property
@@ -82,17 +85,27 @@ class _Lane:
         self._fresh_from = len(self.requests)
         return request
 
-    def step(self) -> memoryview:
-        """Return all rows with the tokens of one step, valid until the next change."""
+    @property
+    def num_bytes(self) -> int:
+        """What a step of all rows takes."""
+        return self._strip.num_bytes
+
+    @property
+    def most_steps(self) -> int:
+        """How many steps can be made at once: those whose tokens are drawn together."""
+        return self._steps_drawn - self._step or self._steps_drawn
+
+    def step(self, steps: int) -> Rows:
+        """Return all rows with the tokens of so many steps, at most `most_steps`, valid until the next change."""
         if self._step == self._steps_drawn:
             self._bases[: len(self.requests)] += self._steps_drawn * self._chunk_size
             self._step = 0
             self._fresh_from = 0
         if self._fresh_from < len(self.requests):
             self._draw_for_fresh()
-        tokens = self._drawn[self._step, : len(self.requests)]
-        self._step += 1
-        return self._strip.write(tokens)
+        tokens = self._drawn[self._step : self._step + steps, : len(self.requests)]
+        self._step += steps
+        return Rows(self._strip, tokens)
 
     def _draw_for_fresh(self) -> None:
         first, end, step = self._fresh_from, len(self.requests), self._step
@@ -105,12 +118,16 @@ class _Lane:
         self._fresh_from = end
 
     def _allocate(self, capacity: int) -> None:
+        """Make room; the tokens are drawn anew, for other steps than before, which growing makes up for."""
         used = len(self.requests)
         keys, bases = np.empty(capacity, np.uint64), np.empty(capacity, np.int64)
-        drawn = np.empty((self._steps_drawn, capacity, self._chunk_size), np.uint32)
         if used:
-            keys[:used], bases[:used], drawn[:, :used] = self._keys[:used], self._bases[:used], self._drawn[:, :used]
-        self._keys, self._bases, self._drawn = keys, bases, drawn
+            keys[:used], bases[:used] = self._keys[:used], self._bases[:used] + self._step * self._chunk_size
+        self._keys, self._bases = keys, bases
+        tokens = min(max(_DRAWN_LEAST, _DRAWN_FOR_LANE // capacity), _DRAWN_MOST)
+        self._steps_drawn = max(1, tokens // self._chunk_size)
+        self._drawn = np.empty((self._steps_drawn, capacity, self._chunk_size), np.uint32)
+        self._step = self._fresh_from = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +180,22 @@ class RunningSet:
             del self._lanes[next(size for size, lane in self._lanes.items() if lane is member.lane)]
         return request
 
-    def step(self) -> list[memoryview]:
-        """Let every request say its next chunk; return the rows of all, valid until the next change."""
-        self._steps += 1
-        return [lane.step() for lane in self._lanes.values() if lane.requests]
+    def most_steps(self, most: int) -> int:
+        """Return how many steps, at most so many, can be made at once before anybody leaves."""
+        lanes = [lane for lane in self._lanes.values() if lane.requests]
+        step_bytes = sum(lane.num_bytes for lane in lanes)
+        most = min(most, max(1, _BURST_BYTES // step_bytes), *[lane.most_steps for lane in lanes])
+        return next((ahead for ahead in range(1, most) if self._steps + ahead in self._leaving), most)
+
+    def step(self, steps: int = 1) -> list[Rows]:
+        """Let every request say its next chunk, as often as that, at most `most_steps`.
+
+        Returns:
+            The rows of all, valid until the next change.
+
+        """
+        self._steps += steps
+        return [lane.step(steps) for lane in self._lanes.values() if lane.requests]
 
     def take_all(self) -> list[Request]:
         """Remove and return every request."""

@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol
 import zmq
 
 from mockengine.transport.abandoned import AbandonedFrontend
+from mockengine.transport.connection import AddressError
 from mockengine.transport.session import Handshake, Session
 from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
 from mockengine.transport.stop import StopSignal
@@ -33,7 +34,7 @@ from mockengine.wire.handshake import EngineStatus, Init, ReadyResponse, engine_
 from mockengine.wire.messages import COORDINATOR_READY
 
 # A rank that has joined a frontend must be able to say that it is gone although joining failed as a whole.
-_FAREWELL_LINGER_MS: Final = 300
+_FAREWELL_S: Final = 0.3
 _FIRST_REMINDER_S: Final = 5.0
 _REMINDER_S: Final = 30.0
 
@@ -195,7 +196,8 @@ class _Attempt:
         if has_joined and self._plan.farewell is not None and self._session.connected_clients:
             # The frontend may believe in that rank and send it requests.
             self._session.announce(self._plan.farewell)
-        self._session.close(_FAREWELL_LINGER_MS if has_joined else 0)
+            self._session.flush(_FAREWELL_S, self._reporter)
+        self._session.close()
 
     def _greet(self, rank: int) -> _Rank:
         socket = make_socket(self._context, zmq.DEALER, self._plan.address, engine_identity(rank))
@@ -230,7 +232,7 @@ class _Attempt:
             init = read_init(frames[0])
             session = self._session_of(init)
             part.coordinator = session.add_rank(position, part.rank, self._plan.describe(part.rank, init).to_wire())
-        except (WireError, zmq.ZMQError) as error:
+        except (WireError, AddressError, zmq.ZMQError) as error:
             self._refuse_init(part.rank, frames[0], error)
             return
         if part.coordinator is None:

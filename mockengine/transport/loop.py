@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
-from mockengine.engine.core import COORDINATOR, Outbound
+from mockengine.engine.outgoing import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
 from mockengine.transport.outbox import Outbox
 from mockengine.transport.presence import Presence
@@ -26,6 +26,8 @@ from mockengine.wire.messages import COORDINATOR_READY, read_message
 _DRAIN_S: Final = 0.005
 # Longest time that steps may keep arrivals waiting, but for the one step that exceeds it.
 _STEPPING_S: Final = 0.001
+# Steps without a pace that a rank makes and sends together.
+_MOST_STEPS: Final = 512
 # What was sent before a signal may still be on its way to the sockets: leaving waits for a silence this long.
 _SILENCE_MS: Final = 100
 # Longest time that leaving spends on what arrived before it.
@@ -45,8 +47,8 @@ class LoopReporter(Protocol):
     def turned(self, now: float) -> None:
         """Hear that the loop goes on, once per turn."""
 
-    def stepped(self, lateness_s: float) -> None:
-        """Hear that a step has begun, so long after it was due."""
+    def stepped(self, steps: int, lateness_s: float) -> None:
+        """Hear that so many steps were made at once, so long after they were due."""
 
     def client_stalled(self, client: int, buffered_bytes: int) -> None:
         """Hear that a client does not read and makes its requests wait."""
@@ -95,8 +97,7 @@ class Loop:
         self._outboxes: dict[int, Outbox] = dict(enumerate(session.outputs))
         if session.coordinator is not None:
             self._outboxes[COORDINATOR] = session.coordinator
-        # Destinations for which something waits to be sent, and those of them that take no more for now.
-        self._unsent: set[int] = set()
+        # Destinations that take no more for now.
         self._blocked: set[int] = set()
         self._leave_by: float | None = None
         # When the next step was due, as far as was known before the last sleep.
@@ -104,6 +105,8 @@ class Loop:
         for entry in self._inputs:
             poller.register(entry.socket, zmq.POLLIN)
         poller.register(stop.fileno(), zmq.POLLIN)
+        for outbox in self._outboxes.values():
+            outbox.watch(poller)
 
     def run(self) -> Ending:
         """Serve until a signal has been obeyed or the frontend is gone."""
@@ -127,9 +130,9 @@ class Loop:
     def _take_in(self, readable: dict[Any, int]) -> None:
         if self._stop.fileno() in readable:
             self._stop.clear_wakeup()
-        if self._unsent:
-            self._flush()
-        end = self._clock() + _DRAIN_S
+        now = self._clock()
+        self._let_out(readable, now)
+        end = now + _DRAIN_S
         for _ in self._inputs:
             entry = self._inputs[self._next_input]
             self._next_input = (self._next_input + 1) % len(self._inputs)
@@ -158,9 +161,11 @@ class Loop:
         now = self._clock()
         end = now + _STEPPING_S
         while (deadline := self._ranks.next_deadline(now, self._blocked)) is not None and deadline <= now:
-            self._reporter.stepped(now - (deadline if self._due is None else min(deadline, self._due)))
+            lateness_s = now - (deadline if self._due is None else min(deadline, self._due))
             self._due = None
-            self._send(self._ranks.step(now, self._blocked))
+            outbound = self._ranks.step(now, self._blocked, _MOST_STEPS)
+            self._reporter.stepped(max((len(each.messages) for each in outbound), default=1), lateness_s)
+            self._send(outbound)
             now = self._clock()
             if now >= end:
                 return
@@ -168,24 +173,19 @@ class Loop:
     def _send(self, outbound: list[Outbound]) -> None:
         for message in outbound:
             outbox = self._outboxes[message.destination]
-            outbox.send(message.frames)
-            if outbox.has_pending and message.destination not in self._unsent:
-                self._unsent.add(message.destination)
-                self._poller.register(outbox.socket, zmq.POLLOUT)
+            outbox.send(message.messages)
             if outbox.is_blocked and message.destination not in self._blocked:
                 self._blocked.add(message.destination)
                 if message.destination != COORDINATOR:
                     self._reporter.client_stalled(message.destination, outbox.buffered_bytes)
 
-    def _flush(self) -> None:
-        for destination in list(self._unsent):
-            outbox = self._outboxes[destination]
-            outbox.flush()
-            if not outbox.is_blocked:
-                self._blocked.discard(destination)
-            if not outbox.has_pending:
-                self._unsent.remove(destination)
-                self._poller.unregister(outbox.socket)
+    def _let_out(self, readable: dict[Any, int], now: float) -> None:
+        """Send what waits, to those who read again; mend what has broken."""
+        for destination, outbox in self._outboxes.items():
+            if outbox.is_in(readable) or (outbox.deadline is not None and now >= outbox.deadline):
+                outbox.advance(now)
+                if not outbox.is_blocked:
+                    self._blocked.discard(destination)
 
     # Time.
 
@@ -207,6 +207,7 @@ class Loop:
             self._due,
             self._presence.next_deadline(),
             self._leave_by,
+            *[outbox.deadline for outbox in self._outboxes.values()],
         )
         due = [moment for moment in moments if moment is not None]
         return min(due) - now if due else None

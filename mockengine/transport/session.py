@@ -10,12 +10,14 @@ from typing import Final, Protocol
 import zmq
 
 from mockengine.transport.outbox import Outbox
-from mockengine.transport.sockets import OUTPUT_HIGH_WATER_MARK, Context, PeerMonitor, Socket, make_socket
+from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_socket
 from mockengine.wire.handshake import Init, engine_identity
 from mockengine.wire.messages import COORDINATOR_SUBSCRIBE
 
 # Whoever watches the engine sees that it goes on although it waits for somebody to read.
-_TURN_MS: Final = 250
+_TURN_S: Final = 0.25
+# Nothing tells that the kernel has sent the last of it.
+_LAST_BYTES_S: Final = 0.005
 
 
 class FlushReporter(Protocol):
@@ -94,18 +96,17 @@ class Session:
         self._limit_bytes = limit_bytes
 
     def open_outputs(self) -> None:
-        """Connect the sockets that all ranks share.
+        """Begin to connect what all ranks share.
 
         Raises:
-            zmq.ZMQError: an address that cannot be connected to.
+            AddressError: an address that nothing can be sent to.
 
         """
-        for address in self.init.outputs:
-            self.outputs.append(self._outbox(address))
-            self.outputs[-1].socket.connect(address)
+        self.outputs += [Outbox(address, self._limit_bytes) for address in self.init.outputs]
         if self.init.coordinator_output is not None:
-            self.coordinator = self._outbox(self.init.coordinator_output)
-            self.coordinator.socket.connect(self.init.coordinator_output)
+            self.coordinator = Outbox(self.init.coordinator_output, self._limit_bytes)
+        for outbox in self.outboxes:
+            outbox.advance(time.monotonic())
 
     def add_rank(self, position: int, rank: int, ready_response: bytes) -> Socket | None:
         """Connect one rank and introduce it to every client, before anything else is said on its sockets.
@@ -168,30 +169,28 @@ class Session:
     def announce(self, frames: Sequence[bytes]) -> None:
         """Send one message to every client."""
         for outbox in self.outputs:
-            outbox.send(frames)
+            outbox.send([frames])
 
     def flush(self, most_s: float, reporter: FlushReporter) -> bool:
         """Send what waits for peers that do not read, as far as they do within `most_s`; tell whether all has left."""
         end = time.monotonic() + most_s
         poller = zmq.Poller()
-        blocked = [outbox for outbox in self.outboxes if outbox.has_pending]
-        for outbox in blocked:
-            poller.register(outbox.socket, zmq.POLLOUT)
-        while blocked:
+        for outbox in self.outboxes:
+            outbox.watch(poller)
+        while waiting := [outbox for outbox in self.outboxes if not outbox.has_left]:
             now = time.monotonic()
             reporter.turned(now)
             if now >= end:
                 return False
-            poller.poll(min(_TURN_MS, ceil(1_000 * (end - now))))
-            for outbox in list(blocked):
-                outbox.flush()
-                if not outbox.has_pending:
-                    blocked.remove(outbox)
-                    poller.unregister(outbox.socket)
+            moments = [outbox.deadline for outbox in waiting if outbox.deadline is not None]
+            patience_s = _TURN_S if any(outbox.has_pending for outbox in waiting) else _LAST_BYTES_S
+            poller.poll(ceil(1_000 * max(0, min(patience_s, min(moments, default=end) - now, end - now))))
+            for outbox in self.outboxes:
+                outbox.advance(time.monotonic())
         return True
 
     def close(self, linger_ms: int = 0) -> None:
-        """Close everything; what was sent may still leave for up to `linger_ms` while the context ends."""
+        """Close everything; what ranks have said may still leave for up to `linger_ms` while the context ends."""
         for handshake in self.handshakes:
             handshake.close()
         for monitor in self.monitors:
@@ -199,8 +198,4 @@ class Session:
         for entry in self.inputs:
             entry.socket.close(linger_ms)
         for outbox in self.outboxes:
-            outbox.close(linger_ms)
-
-    def _outbox(self, address: str) -> Outbox:
-        socket = make_socket(self._context, zmq.PUSH, address, high_water_mark=OUTPUT_HIGH_WATER_MARK)
-        return Outbox(socket, self._limit_bytes)
+            outbox.close()

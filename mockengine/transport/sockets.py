@@ -2,6 +2,7 @@
 """How each kind of socket is made (protocol section 1.1), and how the loss of its peer is seen."""
 
 import resource
+import socket as kernel
 from typing import Any, Final
 
 import zmq
@@ -10,10 +11,10 @@ from zmq.utils.monitor import parse_monitor_message
 Context = zmq.Context[zmq.Socket[bytes]]
 Socket = zmq.Socket[bytes]
 
+# As in a real engine.
 _UNLIMITED: Final = 0
-# Messages that libzmq may hold for a frontend that does not read: few, since it knows nothing of bytes. What it does
-# not take waits in the outbox, which does.
-OUTPUT_HIGH_WATER_MARK: Final = 16
+# What the kernel may hold of what is sent, before messages wait here: whoever waits for the last of it waits for this.
+_SEND_BUFFER_BYTES: Final = 2**18
 # libzmq allows 1023 by default; 64 ranks with as many API servers need 4096 inputs.
 MAX_SOCKETS: Final = 65_535
 # A frontend whose machine vanished sends no FIN; the kernel finds out within half a minute or so.
@@ -37,9 +38,7 @@ def make_context() -> Context:
     return context
 
 
-def make_socket(
-    context: Context, kind: int, address: str, identity: bytes | None = None, high_water_mark: int = _UNLIMITED
-) -> Socket:
+def make_socket(context: Context, kind: int, address: str, identity: bytes | None = None) -> Socket:
     """Make a socket that is to connect to `address`; the caller connects it, after a monitor is attached or not.
 
     Args:
@@ -47,12 +46,11 @@ def make_socket(
         kind: `zmq.DEALER`, `zmq.PUSH` or `zmq.XSUB`.
         address: `tcp://…` or `ipc://…`.
         identity: of the rank, where the peer addresses ranks.
-        high_water_mark: messages held when the peer does not read; 0 is unlimited, as in a real engine.
 
     """
     socket = context.socket(kind)
     socket.linger = 0
-    socket.set_hwm(high_water_mark)
+    socket.set_hwm(_UNLIMITED)
     if identity is not None:
         socket.setsockopt(zmq.IDENTITY, identity)
     if "[" in address:
@@ -62,6 +60,16 @@ def make_socket(
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_INTERVAL_S)
     socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, _KEEPALIVE_PROBES)
     return socket
+
+
+def set_up_tcp(made: kernel.socket) -> None:
+    """Give a socket of the kernel what `make_socket` gives one of ZMQ, and have it send at once what it gets."""
+    made.setsockopt(kernel.IPPROTO_TCP, kernel.TCP_NODELAY, 1)
+    made.setsockopt(kernel.SOL_SOCKET, kernel.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    made.setsockopt(kernel.SOL_SOCKET, kernel.SO_KEEPALIVE, 1)
+    made.setsockopt(kernel.IPPROTO_TCP, kernel.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    made.setsockopt(kernel.IPPROTO_TCP, kernel.TCP_KEEPINTVL, _KEEPALIVE_INTERVAL_S)
+    made.setsockopt(kernel.IPPROTO_TCP, kernel.TCP_KEEPCNT, _KEEPALIVE_PROBES)
 
 
 class PeerMonitor:

@@ -4,12 +4,14 @@
 The output of a request that is simply decoding is `[request_id, [token, …]]`, and only the tokens change from step to
 step. Written as msgpack's uint 32, which holds any token id, a token takes five bytes; so such outputs are laid out
 once, as rows of one table for each length of id, and a step writes its tokens into a column of it. What the rows are
-joined to, the head of the envelope and its tail, is a few dozen bytes.
+joined to, the head of the envelope and its tail, is a few dozen bytes. Steps that differ in nothing but these tokens
+are copies of the first one.
 
 The layout is that of protocol section 4; `outputs` has the encoder that says everything.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,8 +21,8 @@ from mockengine.wire.lines import Line
 from mockengine.wire.outputs import StepOutputs, output_items, step_tail_items, unsigned
 from mockengine.wire.stats import SchedulerStats
 
-Tokens: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint32]]
-"""Tokens of one step: a row for each request, a column for each of its tokens."""
+Tokens: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint32]]
+"""Tokens by step, request, and place in the chunk that the request says in that step."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -52,6 +54,11 @@ class Strip:
         return self._rows
 
     @property
+    def num_bytes(self) -> int:
+        """What all rows take."""
+        return self._rows * self._width
+
+    @property
     def capacity(self) -> int:
         """Rows that there is room for."""
         return self._capacity
@@ -73,22 +80,38 @@ class Strip:
             self._bytes[row * width : (row + 1) * width] = self._bytes[last * width : (last + 1) * width]
 
     def write(self, tokens: Tokens) -> memoryview:
-        """Write the tokens of a step, a row of them for each row here; return all rows, valid until the next change."""
-        self._tokens[: self._rows] = tokens
-        return memoryview(self._bytes)[: self._rows * self._width]
+        """Write the tokens of the first step; return all rows, valid until the next change."""
+        self._tokens[0, : self._rows] = tokens[0]
+        return memoryview(self._bytes)[: self.num_bytes]
+
+    def write_all(self, tokens: Tokens, into: bytearray, first_row: int, step_bytes: int) -> None:
+        """Write the tokens of all steps into as many copies of the rows, `step_bytes` apart from `first_row` on."""
+        self._token_view(into, first_row, tokens.shape[:2], step_bytes)[:] = tokens
 
     def _allocate(self, capacity: int) -> None:
         grown = bytearray(capacity * self._width)
         grown[: len(self._bytes)] = self._bytes
         self._bytes = grown
         self._capacity = capacity
-        self._tokens: Tokens = np.ndarray(
-            (capacity, self._chunk_size),
+        self._tokens = self._token_view(grown, 0, (1, capacity), len(grown))
+
+    def _token_view(self, of: bytearray, first_row: int, shape: tuple[int, int], step_bytes: int) -> Tokens:
+        """Return the places of tokens in a buffer, for so many steps and rows."""
+        return np.ndarray(
+            (*shape, self._chunk_size),
             dtype=">u4",
-            buffer=grown,
-            offset=self._width - len(_TOKEN) * self._chunk_size + 1,
-            strides=(self._width, len(_TOKEN)),
+            buffer=of,
+            offset=first_row + self._width - len(_TOKEN) * self._chunk_size + 1,
+            strides=(step_bytes, self._width, len(_TOKEN)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What all rows of a strip say in one step or in several."""
+
+    strip: Strip
+    tokens: Tokens
 
 
 class StepEncoder:
@@ -99,32 +122,36 @@ class StepEncoder:
         self._packed_index = pack(unsigned(engine_index, "engine_index"))
         self._packed_stats: tuple[SchedulerStats | None, str, bytes] = (None, "", pack(None))
 
-    def encode(self, step: StepOutputs, line: Line, rows: Sequence[Buffer] = (), num_rows: int = 0) -> list[bytes]:
-        """Encode a step as the frames of one message.
+    def encode(self, step: StepOutputs, line: Line, rows: Sequence[Rows] = ()) -> list[list[Buffer]]:
+        """Encode a step, or several that differ in the tokens of the rows alone.
 
         Args:
-            step: what is said besides the rows; `engine_index` is that of this encoder.
+            step: what is said besides the rows; `engine_index` is that of this encoder. With tokens of several steps it
+                has no outputs and no finished requests, since these are said once.
             line: the frontend's.
-            rows: of strips.
-            num_rows: how many rows these are.
+            rows: each with tokens of as many steps.
+
+        Returns:
+            One message of one frame for each step.
 
         Raises:
             ValueError: as `write_envelope`.
 
         """
+        num_rows = sum(len(part.strip) for part in rows)
         if not (num_rows or step.outputs or step.scheduler_stats or step.finished_requests):
             raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
         tail = step_tail_items(step, line)
+        head = array_header(3 + len(tail)) + self._packed_index + array_header(num_rows + len(step.outputs))
         parts: list[Buffer] = [
-            array_header(3 + len(tail)),
-            self._packed_index,
-            array_header(num_rows + len(step.outputs)),
-            *rows,
+            head,
+            *[part.strip.write(part.tokens) for part in rows],
             *[pack(output_items(output, line)) for output in step.outputs],
             self._stats(step.scheduler_stats, line),
             *[pack(item) for item in tail],
         ]
-        return [b"".join(parts)]
+        first = b"".join(parts)
+        return [[first]] if not rows or len(rows[0].tokens) == 1 else _copies(first, len(head), rows)
 
     def _stats(self, stats: SchedulerStats | None, line: Line) -> bytes:
         """Encode statistics, which mostly are those of the step before."""
@@ -144,3 +171,14 @@ def array_header(items: int) -> bytes:
     if items <= _ARRAY_16_MOST:
         return b"\xdc" + items.to_bytes(2, "big")
     return b"\xdd" + items.to_bytes(4, "big")
+
+
+def _copies(first: bytes, first_row: int, rows: Sequence[Rows]) -> list[list[Buffer]]:
+    """Return the first step and its copies, each with the tokens of its own step."""
+    steps, step_bytes = len(rows[0].tokens), len(first)
+    copies = bytearray(first) * steps
+    for part in rows:
+        part.strip.write_all(part.tokens, copies, first_row, step_bytes)
+        first_row += part.strip.num_bytes
+    view = memoryview(copies)
+    return [[view[start : start + step_bytes]] for start in range(0, len(copies), step_bytes)]

@@ -69,9 +69,9 @@ class Admin:
 
 @contextmanager
 def watched(frontend: FrontendDouble, **settings: Any) -> Iterator[tuple[EngineThread, Admin]]:
-    """Start an engine with an admin port."""
+    """Start an engine with an admin port, whose streams last."""
     port = free_port()
-    with EngineThread(frontend, admin_port=port, **ROOM, **settings) as engine:
+    with EngineThread(frontend, **{"admin_port": port, "itl_ms": 1, **ROOM, **settings}) as engine:
         admin = Admin(port)
         with admin.client:
             yield engine, admin
@@ -251,7 +251,7 @@ def test_metrics_are_told_in_the_format_that_is_asked_for() -> None:
 
 
 def test_a_reader_that_stops_shows_as_buffered_bytes() -> None:
-    with FrontendDouble(reads_ahead=False) as frontend, watched(frontend) as (_, admin):
+    with FrontendDouble(reads_ahead=False) as frontend, watched(frontend, itl_ms=0) as (_, admin):
         frontend.handshake()
         frontend.add("x" * 60_000, max_tokens=ENDLESS)
         frontend.listen()

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from mockengine.engine.observer import Served
 from mockengine.engine.requests import Request
 from mockengine.replies.key import reply_key
 from mockengine.replies.random import RandomTokens
@@ -70,7 +71,7 @@ def nothing_joins_the_set() -> Iterator[None]:
         yield
 
 
-def play(events: list[Event], chunk_size: int) -> Rig:
+def play(events: list[Event], chunk_size: int, *, at_once: bool = False) -> Rig:
     rig = Rig(replace(CONFIG, clients=CLIENTS, max_model_len=200, output_token_chunk_size=chunk_size))
     ids: list[str] = []
     for event in events:
@@ -82,8 +83,9 @@ def play(events: list[Event], chunk_size: int) -> Rig:
             case Departure(nth) if nth < len(ids):
                 rig.abort(ids[nth])
             case Steps(count, blocked):
-                for _ in range(count):
-                    rig.step(blocked)
+                left = count
+                while left > 0:
+                    left -= rig.burst(blocked, left if at_once else 1)
     rig.run()
     return rig
 
@@ -92,6 +94,18 @@ def in_order(envelope: Envelope) -> Envelope:
     if not isinstance(envelope, StepOutputs):
         return envelope
     return replace(envelope, outputs=tuple(sorted(envelope.outputs, key=lambda output: output.request_id)))
+
+
+def timeless(envelope: Envelope) -> Envelope:
+    if not isinstance(envelope, StepOutputs):
+        return envelope
+    outputs = [replace(output, events=()) for output in envelope.outputs]
+    return in_order(replace(envelope, timestamp=0.0, outputs=tuple(outputs)))
+
+
+def _ending(finished: tuple[Served, str, float]) -> tuple[float, str]:
+    served, _, duration_s = finished
+    return duration_s, served.request_id
 
 
 @settings(deadline=None, max_examples=150)
@@ -103,8 +117,47 @@ def test_every_envelope_is_that_of_the_ordinary_way(events: list[Event], chunk_s
     assert [(client, in_order(envelope)) for client, envelope in batched.heard] == [
         (client, in_order(envelope)) for client, envelope in ordinary.heard
     ]
-    assert batched.watcher.finished == ordinary.watcher.finished
+    # Those that end with the same step are told in any order.
+    assert sorted(batched.watcher.finished, key=_ending) == sorted(ordinary.watcher.finished, key=_ending)
     assert batched.watcher.tokens == ordinary.watcher.tokens
+
+
+@settings(deadline=None, max_examples=150)
+@given(events=EVENTS, chunk_size=st.sampled_from([1, 2, 3, 16, 64, 1_000]))
+def test_steps_at_once_say_what_they_say_one_by_one(events: list[Event], chunk_size: int) -> None:
+    one_by_one, at_once = play(events, chunk_size), play(events, chunk_size, at_once=True)
+    for client in range(CLIENTS):
+        assert [timeless(envelope) for envelope in at_once.to(client)] == [
+            timeless(envelope) for envelope in one_by_one.to(client)
+        ]
+    assert [(served, reason) for served, reason, _ in at_once.watcher.finished] == [
+        (served, reason) for served, reason, _ in one_by_one.watcher.finished
+    ]
+    assert at_once.watcher.tokens == one_by_one.watcher.tokens
+
+
+def test_steps_are_made_at_once_until_something_else_is_due() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000))
+    rig.add(request("r1", max_tokens=302), request("r2", max_tokens=402))
+    rig.step()
+    # As many as are drawn together, up to the last output of r1, and to that of r2.
+    assert [rig.burst(frozenset(), 10_000) for _ in range(5)] == [300, 1, 99, 1, 1]
+    assert (len(rig.tokens("r1")), len(rig.tokens("r2"))) == (302, 402)
+    assert rig.ranks.num_requests == 0
+
+
+def test_with_a_pace_every_step_has_its_own_time() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000, itl_s=0.01))
+    rig.add(request("r1", max_tokens=300))
+    rig.step()
+    assert rig.burst(frozenset(), 100) == 1
+
+
+def test_a_burst_is_no_larger_than_what_a_frontend_takes_at_a_time() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=10_000))
+    rig.add(*(request(f"r{number:04d}", max_tokens=5_000) for number in range(1_000)))
+    rig.step()
+    assert rig.burst(frozenset(), 10_000) == 2**18 // (1_000 * len(b"\x92\xa5r0000\x91\xce\0\0\0\0"))
 
 
 def test_requests_do_join_the_set() -> None:

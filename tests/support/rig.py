@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mockengine.engine.config import EngineConfig
-from mockengine.engine.core import COORDINATOR, EngineCore, Outbound
+from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Served
+from mockengine.engine.outgoing import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
 from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
@@ -110,6 +111,13 @@ class Rig:
         self.now += 0.001
         return self._hear(self.ranks.step(self.now, blocked))
 
+    def burst(self, blocked: frozenset[int], most_steps: int) -> int:
+        """Step at once as often as can be, a millisecond later; return how often that was."""
+        self.now += 0.001
+        outbound = self.ranks.step(self.now, blocked, most_steps)
+        self._hear(outbound)
+        return max((len(message.messages) for message in outbound), default=1)
+
     def run(self, most_steps: int = 1_000) -> None:
         """Step until nothing is due any more."""
         for _ in range(most_steps):
@@ -143,8 +151,9 @@ class Rig:
 
     def _hear(self, outbound: list[Outbound]) -> list[Envelope]:
         heard = [
-            (message.destination, read_envelope(message.frames, self.speaks or self.dialect.line))
+            (message.destination, read_envelope([bytes(frame) for frame in frames], self.speaks or self.dialect.line))
             for message in outbound
+            for frames in message.messages
         ]
         self.heard += heard
         return [envelope for _, envelope in heard]

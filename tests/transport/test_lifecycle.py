@@ -14,7 +14,7 @@ ENDLESS = 30_000
 
 
 def test_leaving_aborts_what_runs_and_says_that_the_engine_is_gone() -> None:
-    with FrontendDouble(clients=2) as frontend, EngineThread(frontend) as engine:
+    with FrontendDouble(clients=2) as frontend, EngineThread(frontend, itl_ms=1) as engine:
         frontend.handshake()
         frontend.add("a", max_tokens=ENDLESS)
         frontend.add("b", max_tokens=ENDLESS, client=1)
@@ -51,7 +51,7 @@ def test_leaving_waits_for_running_requests_when_told_to() -> None:
 
 
 def test_leaving_refuses_new_requests_while_draining() -> None:
-    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=20) as engine:
+    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=20, itl_ms=1) as engine:
         frontend.handshake()
         frontend.add("a", max_tokens=ENDLESS)
         frontend.listen()
@@ -64,7 +64,7 @@ def test_leaving_refuses_new_requests_while_draining() -> None:
 
 
 def test_draining_ends_when_its_time_is_up() -> None:
-    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=0.2) as engine:
+    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=0.2, itl_ms=1) as engine:
         frontend.handshake()
         frontend.add("a", max_tokens=ENDLESS)
         frontend.listen()
@@ -75,7 +75,7 @@ def test_draining_ends_when_its_time_is_up() -> None:
 def test_engine_joins_the_next_frontend_when_one_is_gone() -> None:
     with FrontendDouble() as first:
         address = first.handshake_address
-        engine = EngineThread(first)
+        engine = EngineThread(first, itl_ms=1)
         with engine:
             first.handshake()
             first.add("a", max_tokens=ENDLESS)
@@ -156,7 +156,7 @@ def test_hundred_frontends_in_a_row() -> None:
     with FrontendDouble() as first:
         address = first.handshake_address
         descriptors: list[int] = []
-        with EngineThread(first, rejoin_grace_s=0.01) as engine:
+        with EngineThread(first, rejoin_grace_s=0.01, itl_ms=1) as engine:
             for number in range(100):
                 frontend = first if number == 0 else FrontendDouble(handshake_address=address)
                 with frontend:

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import zmq
 
-from mockengine.engine.core import Outbound
+from mockengine.engine.outgoing import Outbound
 from mockengine.engine.ranks import Ranks
 from mockengine.journal import Journal
 from mockengine.transport.loop import Ending, Loop
@@ -40,7 +40,7 @@ class _Ranks:
     def next_deadline(self, _now: float, _blocked: AbstractSet[int]) -> float | None:
         return self._due[0] if self._due else None
 
-    def step(self, _now: float, _blocked: AbstractSet[int]) -> list[Outbound]:
+    def step(self, _now: float, _blocked: AbstractSet[int], _most_steps: int) -> list[Outbound]:
         del self._due[0]
         if not self._due:
             self._stop.request("SIGTERM")

@@ -1,39 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may wait for a peer that does not read."""
+"""A way out, towards a real PULL socket of libzmq and towards what is none."""
 
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 import zmq
 
+from mockengine.testing.processes import free_port
+from mockengine.transport.connection import AddressError
 from mockengine.transport.outbox import Outbox
-from mockengine.transport.sockets import OUTPUT_HIGH_WATER_MARK, make_context, make_socket
+from mockengine.transport.zmtp import GREETING
 
 KB = 1_000
 LIMIT = 100 * KB
+DEADLINE_S = 10.0
 
 
 @pytest.fixture
-def outbox() -> Iterator[Outbox]:
-    """An outbox whose peer is not there: libzmq takes what its high-water mark allows."""
-    context = make_context()
-    socket = make_socket(context, zmq.PUSH, "inproc://peer", high_water_mark=OUTPUT_HIGH_WATER_MARK)
-    socket.connect("inproc://peer")
-    yield Outbox(socket, LIMIT)
-    socket.close(0)
-    context.term()
+def address() -> str:
+    return f"tcp://127.0.0.1:{free_port()}"
 
 
-def test_nothing_waits_as_long_as_libzmq_takes_it(outbox: Outbox) -> None:
-    for _ in range(OUTPUT_HIGH_WATER_MARK):
-        outbox.send([b"x" * KB])
-    assert (outbox.has_pending, outbox.is_blocked, outbox.buffered_bytes) == (False, False, 0)
+@pytest.fixture
+def outbox(address: str) -> Iterator[Outbox]:
+    made = Outbox(address, LIMIT)
+    yield made
+    made.close()
+
+
+@contextmanager
+def pull(address: str, **options: int) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.PULL) as peer:
+        peer.linger = 0
+        for name, value in options.items():
+            setattr(peer, name, value)
+        peer.bind(address)
+        yield peer
+
+
+def drive(outbox: Outbox, until: Callable[[], bool]) -> None:
+    """Let an outbox do what is possible, as the loop does, until something is so."""
+    poller = zmq.Poller()
+    outbox.watch(poller)
+    end = time.monotonic() + DEADLINE_S
+    while not until():
+        assert time.monotonic() < end, "nothing came of it"
+        patience_ms = 10 if outbox.deadline is None else max(0, round(1_000 * (outbox.deadline - time.monotonic())))
+        ready = dict(poller.poll(min(10, patience_ms)))
+        now = time.monotonic()
+        if outbox.is_in(ready) or (outbox.deadline is not None and now >= outbox.deadline):
+            outbox.advance(now)
+
+
+def read(outbox: Outbox, peer: zmq.Socket[bytes], count: int) -> list[list[bytes]]:
+    heard: list[list[bytes]] = []
+
+    def look() -> bool:
+        with suppress(zmq.Again):
+            while len(heard) < count:
+                heard.append(peer.recv_multipart(zmq.NOBLOCK))
+        return len(heard) == count
+
+    outbox.advance(time.monotonic())
+    drive(outbox, look)
+    return heard
+
+
+def test_messages_arrive_as_they_were_said(outbox: Outbox, address: str) -> None:
+    said = [[b"a"], [b"b" * 255], [b"c" * 256], [b"d" * 100 * KB], [b"e", b"", b"f" * 300], [b""]]
+    with pull(address) as peer:
+        assert read(outbox, peer, 0) == []
+        outbox.send(said[:3])
+        outbox.send([[memoryview(frame) for frame in message] for message in said[3:]])
+        assert read(outbox, peer, len(said)) == said
+
+
+def test_messages_wait_for_a_peer_that_is_not_there_yet(outbox: Outbox, address: str) -> None:
+    outbox.advance(time.monotonic())
+    outbox.send([[b"early"], [b"bird"]])
+    assert (outbox.has_pending, outbox.has_left) == (True, False)
+    with pull(address) as peer:
+        assert read(outbox, peer, 2) == [[b"early"], [b"bird"]]
+        drive(outbox, lambda: outbox.has_left)
+
+
+@pytest.mark.parametrize("form", ["ipc://{folder}/socket", "ipc://@mockengine-{port}", "tcp://localhost:{port}"])
+def test_other_forms_of_addresses(form: str, tmp_path: Path) -> None:
+    address = form.format(folder=tmp_path, port=free_port())
+    outbox = Outbox(address, LIMIT)
+    with pull(address.replace("localhost", "127.0.0.1")) as peer:
+        outbox.send([[b"hello"]])
+        assert read(outbox, peer, 1) == [[b"hello"]]
+    outbox.close()
+
+
+def test_version_6_of_ip_is_spoken_where_the_address_says_so() -> None:
+    address = f"tcp://[::1]:{free_port()}"
+    outbox = Outbox(address, LIMIT)
+    with pull(address, ipv6=1) as peer:
+        outbox.send([[b"hello"]])
+        assert read(outbox, peer, 1) == [[b"hello"]]
+    outbox.close()
+
+
+@pytest.mark.parametrize(
+    "address", ["", "127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:0", "tcp://h:65536", "udp://h:1", "ipc://"]
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(AddressError, match="is neither tcp://host:port nor ipc://path"):
+        Outbox(address, LIMIT)
 
 
 def test_it_blocks_at_the_limit_and_not_before(outbox: Outbox) -> None:
     sent = 0
     while not outbox.is_blocked:
-        outbox.send([b"x" * KB])
+        outbox.send([[b"x" * (KB - 9)]])
         sent += 1
     assert sent == LIMIT // KB
     assert outbox.buffered_bytes == LIMIT
@@ -41,26 +126,115 @@ def test_it_blocks_at_the_limit_and_not_before(outbox: Outbox) -> None:
 
 def test_what_must_be_said_is_taken_all_the_same(outbox: Outbox) -> None:
     for _ in range(200):
-        outbox.send([b"x" * KB])
+        outbox.send([[b"x" * (KB - 9)]])
     assert outbox.buffered_bytes == 200 * KB
 
 
-def test_it_takes_more_when_half_has_left_and_loses_nothing(outbox: Outbox) -> None:
-    for number in range(200):
-        outbox.send([number.to_bytes(2, "big") + b"x" * KB])
-    with outbox.socket.context.socket(zmq.PULL) as peer:
-        peer.linger = 0
-        peer.set_hwm(1)
-        peer.bind("inproc://peer")
+def test_it_takes_more_when_half_has_left_and_loses_nothing(outbox: Outbox, address: str) -> None:
+    # More than the kernel holds for a peer that does not read.
+    count = 1_000
+    for number in range(count):
+        outbox.send([[number.to_bytes(2, "big") + b"x" * 20 * KB]])
+    with pull(address, rcvhwm=1, rcvbuf=64 * KB) as peer:
+        outbox.advance(time.monotonic())
         heard: list[int] = []
-        unblocked_at: int | None = None
-        while len(heard) < 200:
-            outbox.flush()
-            if unblocked_at is None and not outbox.is_blocked:
-                unblocked_at = outbox.buffered_bytes
-            if peer.poll(10):
-                heard.append(int.from_bytes(peer.recv()[:2], "big"))
-    assert heard == list(range(200))
-    assert unblocked_at is not None
-    assert 0 < unblocked_at <= LIMIT // 2 + (OUTPUT_HIGH_WATER_MARK + 1) * (KB + 2)
+        unblocked_at: list[int] = []
+
+        def look() -> bool:
+            if not outbox.is_blocked and not unblocked_at:
+                unblocked_at.append(outbox.buffered_bytes)
+            with suppress(zmq.Again):
+                while True:
+                    heard.append(int.from_bytes(peer.recv(zmq.NOBLOCK)[:2], "big"))
+            return len(heard) == count
+
+        drive(outbox, look)
+    assert heard == list(range(count))
+    assert unblocked_at[0] <= LIMIT // 2
     assert (outbox.has_pending, outbox.buffered_bytes) == (False, 0)
+
+
+def test_a_message_that_was_cut_off_is_said_again_as_a_whole(outbox: Outbox, address: str) -> None:
+    host, port = address.removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port))) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * KB)
+        outbox.advance(time.monotonic())
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(GREETING + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x04PULL")
+            outbox.send([[b"y" * 20_000 * KB]])
+            drive(outbox, lambda: outbox.buffered_bytes < 20_000 * KB)
+            outbox.send([[b"z"]])
+    with pull(address) as peer:
+        assert read(outbox, peer, 2) == [[b"y" * 20_000 * KB], [b"z"]]
+    assert outbox.buffered_bytes == 0
+
+
+def test_what_is_said_after_a_loss_reaches_the_next_peer(outbox: Outbox, address: str) -> None:
+    with pull(address) as peer:
+        outbox.send([[b"one"]])
+        assert read(outbox, peer, 1) == [[b"one"]]
+    drive(outbox, lambda: outbox.deadline is not None)
+    outbox.send([[b"two"]])
+    assert outbox.has_pending
+    with pull(address) as peer:
+        assert read(outbox, peer, 1) == [[b"two"]]
+
+
+def test_heartbeats_are_answered(outbox: Outbox, address: str) -> None:
+    with pull(address, heartbeat_ivl=50, heartbeat_timeout=300) as peer:
+        events = peer.get_monitor_socket(zmq.Event.DISCONNECTED)
+        outbox.send([[b"first"]])
+        assert read(outbox, peer, 1) == [[b"first"]]
+        end = time.monotonic() + 1.0
+        drive(outbox, lambda: time.monotonic() > end)
+        assert not events.poll(0)
+        outbox.send([[b"last"]])
+        assert read(outbox, peer, 1) == [[b"last"]]
+        peer.disable_monitor()
+        events.close(0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n", id="http"),
+        pytest.param(GREETING.replace(b"NULL", b"PLAIN\0"[:4]), id="another mechanism"),
+        pytest.param(GREETING[:10] + b"\x01" + GREETING[11:], id="an old version"),
+        pytest.param(GREETING + b"\x06" + (1 << 40).to_bytes(8, "big"), id="a frame without end"),
+        pytest.param(GREETING + b"\x04\x08\x05ERROR\x01n", id="a refusal"),
+        pytest.param(GREETING + b"\x04\x00", id="a command without a name"),
+        pytest.param(b"", id="nothing"),
+    ],
+)
+def test_a_peer_that_is_none_is_left_and_tried_again(outbox: Outbox, address: str, said: bytes) -> None:
+    host, port = address.removeprefix("tcp://").split(":")
+    outbox.send([[b"for whom it may concern"]])
+    with socket.create_server((host, int(port))) as server:
+        outbox.advance(time.monotonic())
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(said)
+            connection.shutdown(socket.SHUT_WR)
+            drive(outbox, lambda: _is_readable(server))
+    assert outbox.has_pending
+    with pull(address) as peer:
+        assert read(outbox, peer, 1) == [[b"for whom it may concern"]]
+
+
+def test_nothing_is_watched_when_it_is_closed(outbox: Outbox, address: str) -> None:
+    poller = zmq.Poller()
+    with pull(address) as peer:
+        outbox.send([[b"hello"]])
+        assert read(outbox, peer, 1) == [[b"hello"]]
+        outbox.watch(poller)
+        assert len(poller.sockets) == 1
+        outbox.close()
+    assert poller.sockets == []
+    assert outbox.deadline is None
+
+
+def _is_readable(server: socket.socket) -> bool:
+    poller = zmq.Poller()
+    poller.register(server, zmq.POLLIN)
+    return bool(poller.poll(0))

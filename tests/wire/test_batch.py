@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The encoder of a step: rows of constant bytes, and everything else as the ordinary encoder writes it."""
 
+from collections.abc import Sequence
+
 import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mockengine.wire.batch import StepEncoder, Strip, array_header
+from mockengine.wire.batch import Buffer, Rows, StepEncoder, Strip, Tokens, array_header
 from mockengine.wire.codec import pack, unpack
 from mockengine.wire.lines import LINES, NEWEST, Line
 from mockengine.wire.outputs import (
     EngineCoreEvent,
     EngineCoreOutput,
+    Envelope,
     EventType,
     FinishReason,
     StepOutputs,
@@ -50,14 +53,15 @@ def test_without_rows_it_writes_what_the_ordinary_encoder_writes(line: Line) -> 
     encoder = StepEncoder(0)
     # Twice, since statistics are remembered.
     for step in [*STEPS, *STEPS]:
-        assert unpack(encoder.encode(step, line)[0]) == unpack(write_envelope(step, line)[0])
+        ((frame,),) = encoder.encode(step, line)
+        assert unpack(bytes(frame)) == unpack(write_envelope(step, line)[0])
 
 
 def test_statistics_that_changed_are_written_anew() -> None:
     encoder = StepEncoder(0)
     for running in (1, 1, 2, 1):
         step = StepOutputs(engine_index=0, timestamp=1.0, scheduler_stats=SchedulerStats(num_running_reqs=running))
-        assert read_envelope(encoder.encode(step, NEWEST), NEWEST) == step
+        assert _read(encoder.encode(step, NEWEST)) == [step]
 
 
 def test_a_message_that_says_nothing_is_refused() -> None:
@@ -71,11 +75,14 @@ def test_headers_of_arrays_are_those_of_msgpack(items: int) -> None:
 
 
 @given(
+    steps=st.sampled_from([1, 2, 7]),
     chunk_size=st.sampled_from([1, 2, 15, 16, 300]),
     ids=st.lists(st.text("abc", min_size=3, max_size=3), min_size=1, max_size=60),
     removed=st.lists(st.integers(0, 1_000), max_size=30),
 )
-def test_a_strip_holds_each_row_once_whatever_is_removed(chunk_size: int, ids: list[str], removed: list[int]) -> None:
+def test_a_strip_holds_each_row_once_whatever_is_removed(
+    steps: int, chunk_size: int, ids: list[str], removed: list[int]
+) -> None:
     strip = Strip(4, chunk_size)
     rows: list[str] = []
     for name in ids:
@@ -89,17 +96,50 @@ def test_a_strip_holds_each_row_once_whatever_is_removed(chunk_size: int, ids: l
             if row < len(rows):
                 rows[row] = last
     assert len(strip) == len(rows)
-    tokens = np.arange(len(rows) * chunk_size, dtype=np.uint32).reshape(len(rows), chunk_size) + np.uint32(2**31)
+    tokens = _tokens(steps, len(rows), chunk_size)
     step = StepOutputs(engine_index=0, timestamp=1.0, scheduler_stats=SchedulerStats())
-    envelope = read_envelope(StepEncoder(0).encode(step, NEWEST, [strip.write(tokens)], len(rows)), NEWEST)
-    assert isinstance(envelope, StepOutputs)
-    assert [(output.request_id, list(output.new_token_ids)) for output in envelope.outputs] == [
-        (name, row.tolist()) for name, row in zip(rows, tokens, strict=True)
+    envelopes = _read(StepEncoder(0).encode(step, NEWEST, [Rows(strip, tokens)]))
+    assert [_outputs(envelope) for envelope in envelopes] == [
+        [(name, row.tolist()) for name, row in zip(rows, said, strict=True)] for said in tokens
     ]
 
 
 def test_the_largest_token_id_fits() -> None:
     strip = Strip(3, 1)
     strip.append(pack("r1"))
-    rows = bytes(strip.write(np.array([[2**32 - 1]], np.uint32)))
+    rows = bytes(strip.write(np.array([[[2**32 - 1]]], np.uint32)))
     assert unpack(rows) == ["r1", [2**32 - 1]]
+
+
+def test_steps_at_once_are_those_that_are_made_one_by_one() -> None:
+    strips = [Strip(3, 2), Strip(4, 2)]
+    for strip, names in zip(strips, (["r1", "r2"], ["r10", "r11", "r12"]), strict=True):
+        for name in names:
+            strip.append(pack(name))
+    tokens = [_tokens(5, 2, 2), _tokens(5, 3, 2)]
+    step = StepOutputs(
+        engine_index=3, timestamp=1.5, scheduler_stats=SchedulerStats(num_running_reqs=5), weight_version="v1"
+    )
+    encoder = StepEncoder(3)
+    at_once = encoder.encode(step, NEWEST, [Rows(*part) for part in zip(strips, tokens, strict=True)])
+    one_by_one = [
+        encoder.encode(
+            step, NEWEST, [Rows(strip, part[place : place + 1]) for strip, part in zip(strips, tokens, strict=True)]
+        )[0]
+        for place in range(5)
+    ]
+    assert [[bytes(frame) for frame in message] for message in at_once] == one_by_one
+
+
+def _tokens(steps: int, rows: int, chunk_size: int) -> Tokens:
+    counted = np.arange(steps * rows * chunk_size, dtype=np.uint32) + np.uint32(2**31)
+    return counted.reshape(steps, rows, chunk_size)
+
+
+def _read(messages: Sequence[Sequence[Buffer]]) -> list[Envelope]:
+    return [read_envelope([bytes(frame) for frame in message], NEWEST) for message in messages]
+
+
+def _outputs(envelope: Envelope) -> list[tuple[str, list[int]]]:
+    assert isinstance(envelope, StepOutputs)
+    return [(output.request_id, list(output.new_token_ids)) for output in envelope.outputs]
