@@ -2,148 +2,40 @@
 """Every setting, once: its name, type, unit, default, bounds and one sentence.
 
 The flag, the variable, the YAML key, `--help`, the table in the docs and the tests derive from the class `Settings`.
-This module knows what a value must look like and which values cannot work together. It must not know where values come
-from (`settings_sources`), nor what the engine does with them.
+What a value must look like is in `settings_types`, which values cannot work together in `settings_rules`. None of them
+knows where values come from (`settings_sources`), nor what the engine does with them.
 """
 
-import ipaddress
-import re
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
+from typing import Annotated, Final, Literal, Self, get_args, get_origin
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from mockengine.settings_rules import combination_problems
+from mockengine.settings_types import (
+    MAX_INT32,
+    MAX_RANKS,
+    Address,
+    AdminHost,
+    Allowed,
+    BlockSize,
+    Milliseconds,
+    OptionalHash,
+    OptionalPath,
+    Seconds,
+    Tokens,
+    Unit,
+    VllmVersion,
+    either,
+)
+
 PREFIX: Final = "MOCKENGINE_"
 
-# A rank is named on the wire by 2 bytes.
-_MAX_RANKS: Final = 2**16
-# Token ids and lengths are 32-bit integers in vLLM's own arrays.
-_MAX_INT32: Final = 2**31 - 1
 _MOST_AHEAD_BYTES: Final = 2**20
 _MAX_SEED: Final = 2**64 - 1
-BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
-"""Sizes that vLLM allows for a block of the KV cache, in tokens."""
-# What the kernel allows for the path of a Unix socket, without its closing NUL.
-_MAX_IPC_PATH_BYTES: Final = 107
-_MAX_HOST_NAME: Final = 253
-# What the kernel allows for a path, without its closing NUL.
-_MAX_PATH_BYTES: Final = 4_095
-# Not RFC 1123 alone: docker compose makes names with an underscore.
-_LABEL: Final = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_ZONE: Final = re.compile("[A-Za-z0-9._-]+")
-
-
-class ReasonError(ValueError):
-    """Why a value is not allowed where the words for what is allowed leave that open; never quotes the value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """What a number counts."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """The words that tell a person which values are allowed, where type and bounds do not say it."""
-
-    text: str
-
-
-def _either(choices: tuple[object, ...]) -> str:
-    *head, last = [str(choice) for choice in choices]
-    return f"{', '.join(head)} or {last}"
-
-
-def _check_block_size(value: int) -> int:
-    if value not in BLOCK_SIZES:
-        raise ValueError(f"{value} is not one of {_either(BLOCK_SIZES)}")
-    return value
-
-
-def _check_address(value: str) -> str:
-    """Refuse what ZMQ refuses, and what it takes and then tries in vain for ever."""
-    scheme, _, rest = value.partition("://")
-    if scheme == "tcp":
-        host, colon, port = rest.rpartition(":")
-        if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) < 2**16:
-            raise ReasonError("it does not end with a port from 1 to 65535")
-        _check_host(host)
-    elif scheme == "ipc":
-        if not 0 < len(rest.encode()) <= _MAX_IPC_PATH_BYTES or "\0" in rest:
-            raise ReasonError("the path is empty, too long or contains a NUL")
-    else:
-        raise ReasonError("it does not begin with tcp:// or ipc://")
-    return value
-
-
-def _check_host(host: str) -> None:
-    if host.startswith("[") and host.endswith("]"):
-        address, percent, zone = host[1:-1].partition("%")
-        if not _is_ip(ipaddress.IPv6Address, address) or (percent and not _ZONE.fullmatch(zone)):
-            raise ReasonError("what the brackets hold is no IPv6 address")
-    elif ":" in host:
-        raise ReasonError("an IPv6 address stands in brackets")
-    elif re.fullmatch("[0-9.]+", host):
-        if not _is_ip(ipaddress.IPv4Address, host):
-            raise ReasonError("the host is no IPv4 address")
-    elif not _is_host_name(host.removesuffix(".")):
-        raise ReasonError("the host is neither a host name nor an IP address")
-
-
-def _is_host_name(host: str) -> bool:
-    # ZMQ raises an error at a name that begins with an underscore.
-    labels = host.split(".")
-    return len(host) <= _MAX_HOST_NAME and not host.startswith("_") and all(map(_LABEL.fullmatch, labels))
-
-
-def _is_ip(kind: Callable[[str], object], text: str) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _check_admin_host(value: str) -> str:
-    _check_host(f"[{value}]" if ":" in value else value)
-    return value
-
-
-def _check_path(value: str | None) -> str | None:
-    if value is not None and (not 0 < len(value.encode()) <= _MAX_PATH_BYTES or "\0" in value or value.endswith("/")):
-        raise ReasonError("the path is empty, too long, contains a NUL or ends like a folder's")
-    return value
-
-
-Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
-Milliseconds = Annotated[float, Unit("milliseconds"), Field(ge=0, le=3_600_000)]
-Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=_MAX_INT32)]
-Address = Annotated[
-    str,
-    Allowed(f"tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most {_MAX_IPC_PATH_BYTES} bytes"),
-    AfterValidator(_check_address),
-]
-BlockSize = Annotated[int, Allowed(f"{_either(BLOCK_SIZES)} tokens"), AfterValidator(_check_block_size)]
-VllmVersion = Annotated[
-    str,
-    Allowed("auto, or a release from 0.19 on, such as 0.33 or 0.33.0"),
-    Field(pattern=r"^(auto|0\.(19|[2-9][0-9]|[1-9][0-9]{2})(\.[0-9]{1,3})?)$"),
-]
-AdminHost = Annotated[
-    str, Allowed("a host name or an IP address, IPv6 without brackets"), AfterValidator(_check_admin_host)
-]
-OptionalPath = Annotated[
-    str | None,
-    Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
-    AfterValidator(_check_path),
-]
-OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Settings(BaseSettings):
@@ -165,12 +57,12 @@ class Settings(BaseSettings):
         default=1, ge=1, le=64, description="Number of data-parallel ranks that this process plays."
     )
     start_rank: int = Field(
-        default=0, ge=0, le=_MAX_RANKS - 1, description="First of the consecutive ranks that this process plays."
+        default=0, ge=0, le=MAX_RANKS - 1, description="First of the consecutive ranks that this process plays."
     )
     data_parallel_size: Annotated[int | None, Unit("ranks")] = Field(
         default=None,
         ge=1,
-        le=_MAX_RANKS,
+        le=MAX_RANKS,
         description="Number of ranks of the whole deployment; unset means start_rank + engine_count.",
     )
     join_timeout_s: Seconds = Field(
@@ -283,7 +175,7 @@ class Settings(BaseSettings):
     default_output_tokens: Annotated[int, Unit("tokens")] = Field(
         default=256,
         ge=0,
-        le=_MAX_INT32,
+        le=MAX_INT32,
         description="Length of a reply whose client set no max_tokens; 0 lets it fill the context.",
     )
 
@@ -324,73 +216,6 @@ _GROUPS: Final = {
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",
 }
-
-
-def _ranks_have_an_identity(start_rank: int, engine_count: int) -> str | None:
-    if start_rank + engine_count <= _MAX_RANKS:
-        return None
-    return (
-        f"the last rank would be {start_rank + engine_count - 1}, the highest there is is {_MAX_RANKS - 1} "
-        f"(use a start_rank of at most {_MAX_RANKS - engine_count})"
-    )
-
-
-def _ranks_fit(start_rank: int, engine_count: int, data_parallel_size: int | None) -> str | None:
-    needed = start_rank + engine_count
-    if data_parallel_size is None or needed <= data_parallel_size:
-        return None
-    return (
-        f"the last rank would be {needed - 1}, the highest of {data_parallel_size} is {data_parallel_size - 1} "
-        f"(use a data_parallel_size of at least {needed}, or a smaller start_rank or engine_count)"
-    )
-
-
-def _a_step_serves_every_request(max_num_batched_tokens: int, max_num_seqs: int) -> str | None:
-    if max_num_batched_tokens >= max_num_seqs:
-        return None
-    return (
-        "a step could not give every running request one token, so vLLM refuses this too "
-        f"(use a max_num_batched_tokens of at least {max_num_seqs}, or a smaller max_num_seqs)"
-    )
-
-
-def _the_longest_request_fits(max_model_len: int, block_size: int, num_gpu_blocks: int) -> str | None:
-    capacity = num_gpu_blocks * block_size
-    if capacity >= max_model_len:
-        return None
-    needed = -(-max_model_len // block_size)
-    return (
-        f"the KV cache holds {capacity} tokens, fewer than the longest request, so vLLM refuses this too "
-        f"(use a num_gpu_blocks of at least {needed}, or a max_model_len of at most {capacity})"
-    )
-
-
-def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
-    host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
-    if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
-        return None
-    return f"the frontend's handshake socket listens at port {port} of this machine (use another admin_port)"
-
-
-_COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
-    (("start_rank", "engine_count"), _ranks_have_an_identity),
-    (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
-    (("max_num_batched_tokens", "max_num_seqs"), _a_step_serves_every_request),
-    (("max_model_len", "block_size", "num_gpu_blocks"), _the_longest_request_fits),
-    (("handshake_address", "admin_port"), _two_listen_at_two_ports),
-)
-
-
-def combination_problems(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the names and the explanation of every combination in `values` that cannot work.
-
-    `values` holds valid values by name; a combination that lacks one of its values is not judged.
-    """
-    for names, explain in _COMBINATIONS:
-        if all(name in values for name in names):
-            problem = explain(*(values[name] for name in names))
-            if problem is not None:
-                yield names, problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +262,7 @@ def _allowed(field: FieldInfo) -> str:
     if field.annotation is bool:
         return "true or false"
     if get_origin(field.annotation) is Literal:
-        return _either(get_args(field.annotation))
+        return either(get_args(field.annotation))
     facts = {type(fact): fact for fact in field.metadata}
     if Allowed in facts:
         return str(facts[Allowed].text)

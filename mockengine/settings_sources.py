@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from mockengine.settings import PREFIX, ReasonError, Settings, as_text, combination_problems, describe
+from mockengine.settings import PREFIX, Settings, as_text, describe
+from mockengine.settings_rules import combination_problems
+from mockengine.settings_types import ReasonError
 
 if TYPE_CHECKING:
     import yaml

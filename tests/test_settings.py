@@ -15,7 +15,8 @@ from hypothesis.strategies import SearchStrategy
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from mockengine.settings import Description, Settings, as_text, combination_problems, describe
+from mockengine.settings import Description, Settings, as_text, describe
+from mockengine.settings_rules import combination_problems
 from mockengine.settings_sources import load
 
 # Values of the settings whose values are neither numbers nor choices.

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from pydantic import AfterValidator
 
-from mockengine.settings import BLOCK_SIZES, Settings
+from mockengine.settings import Settings
+from mockengine.settings_types import BLOCK_SIZES
 
 SCHEMA: Final = Path(__file__).parent / "mockengine" / "values.schema.json"
 SET_BY_THE_CHART: Final = {

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 import mockengine
 from deploy.helm import write_schema
 from deploy.helm.write_schema import LARGEST_EXACT, SCHEMA, SET_BY_THE_CHART, text
-from mockengine.settings import BLOCK_SIZES, Settings
+from mockengine.settings import Settings
+from mockengine.settings_types import BLOCK_SIZES
 from tests.support.manifests import CHART, parse
 
 Values = list[Any]

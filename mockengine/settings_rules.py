@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which values of settings cannot work together, each being allowed by itself."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from mockengine.settings_types import MAX_RANKS
+
+
+def _ranks_have_an_identity(start_rank: int, engine_count: int) -> str | None:
+    if start_rank + engine_count <= MAX_RANKS:
+        return None
+    return (
+        f"the last rank would be {start_rank + engine_count - 1}, the highest there is is {MAX_RANKS - 1} "
+        f"(use a start_rank of at most {MAX_RANKS - engine_count})"
+    )
+
+
+def _ranks_fit(start_rank: int, engine_count: int, data_parallel_size: int | None) -> str | None:
+    needed = start_rank + engine_count
+    if data_parallel_size is None or needed <= data_parallel_size:
+        return None
+    return (
+        f"the last rank would be {needed - 1}, the highest of {data_parallel_size} is {data_parallel_size - 1} "
+        f"(use a data_parallel_size of at least {needed}, or a smaller start_rank or engine_count)"
+    )
+
+
+def _a_step_serves_every_request(max_num_batched_tokens: int, max_num_seqs: int) -> str | None:
+    if max_num_batched_tokens >= max_num_seqs:
+        return None
+    return (
+        "a step could not give every running request one token, so vLLM refuses this too "
+        f"(use a max_num_batched_tokens of at least {max_num_seqs}, or a smaller max_num_seqs)"
+    )
+
+
+def _the_longest_request_fits(max_model_len: int, block_size: int, num_gpu_blocks: int) -> str | None:
+    capacity = num_gpu_blocks * block_size
+    if capacity >= max_model_len:
+        return None
+    needed = -(-max_model_len // block_size)
+    return (
+        f"the KV cache holds {capacity} tokens, fewer than the longest request, so vLLM refuses this too "
+        f"(use a num_gpu_blocks of at least {needed}, or a max_model_len of at most {capacity})"
+    )
+
+
+def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
+    host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
+    if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
+        return None
+    return f"the frontend's handshake socket listens at port {port} of this machine (use another admin_port)"
+
+
+_COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
+    (("start_rank", "engine_count"), _ranks_have_an_identity),
+    (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
+    (("max_num_batched_tokens", "max_num_seqs"), _a_step_serves_every_request),
+    (("max_model_len", "block_size", "num_gpu_blocks"), _the_longest_request_fits),
+    (("handshake_address", "admin_port"), _two_listen_at_two_ports),
+)
+
+
+def combination_problems(values: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the names and the explanation of every combination in `values` that cannot work.
+
+    `values` holds valid values by name; a combination that lacks one of its values is not judged.
+    """
+    for names, explain in _COMBINATIONS:
+        if all(name in values for name in names):
+            problem = explain(*(values[name] for name in names))
+            if problem is not None:
+                yield names, problem

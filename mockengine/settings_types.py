@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the value of a setting must look like, and the words that tell it to a person."""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, Field
+
+MAX_RANKS: Final = 2**16
+"""A rank is named on the wire by 2 bytes."""
+MAX_INT32: Final = 2**31 - 1
+"""Token ids and lengths are 32-bit integers in vLLM's own arrays."""
+BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
+"""Sizes that vLLM allows for a block of the KV cache, in tokens."""
+# What the kernel allows for the path of a Unix socket, without its closing NUL.
+_MAX_IPC_PATH_BYTES: Final = 107
+_MAX_HOST_NAME: Final = 253
+# What the kernel allows for a path, without its closing NUL.
+_MAX_PATH_BYTES: Final = 4_095
+# Not RFC 1123 alone: docker compose makes names with an underscore.
+_LABEL: Final = re.compile("[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_ZONE: Final = re.compile("[A-Za-z0-9._-]+")
+
+
+class ReasonError(ValueError):
+    """Why a value is not allowed where the words for what is allowed leave that open; never quotes the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """The words that tell a person which values are allowed, where type and bounds do not say it."""
+
+    text: str
+
+
+def either(choices: tuple[object, ...]) -> str:
+    """Return choices as words, two or more of them."""
+    *head, last = [str(choice) for choice in choices]
+    return f"{', '.join(head)} or {last}"
+
+
+def _check_block_size(value: int) -> int:
+    if value not in BLOCK_SIZES:
+        raise ValueError(f"{value} is not one of {either(BLOCK_SIZES)}")
+    return value
+
+
+def _check_address(value: str) -> str:
+    """Refuse what ZMQ refuses, and what it takes and then tries in vain for ever."""
+    scheme, _, rest = value.partition("://")
+    if scheme == "tcp":
+        host, colon, port = rest.rpartition(":")
+        if not colon or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) < 2**16:
+            raise ReasonError("it does not end with a port from 1 to 65535")
+        _check_host(host)
+    elif scheme == "ipc":
+        if not 0 < len(rest.encode()) <= _MAX_IPC_PATH_BYTES or "\0" in rest:
+            raise ReasonError("the path is empty, too long or contains a NUL")
+    else:
+        raise ReasonError("it does not begin with tcp:// or ipc://")
+    return value
+
+
+def _check_host(host: str) -> None:
+    if host.startswith("[") and host.endswith("]"):
+        address, percent, zone = host[1:-1].partition("%")
+        if not _is_ip(ipaddress.IPv6Address, address) or (percent and not _ZONE.fullmatch(zone)):
+            raise ReasonError("what the brackets hold is no IPv6 address")
+    elif ":" in host:
+        raise ReasonError("an IPv6 address stands in brackets")
+    elif re.fullmatch("[0-9.]+", host):
+        if not _is_ip(ipaddress.IPv4Address, host):
+            raise ReasonError("the host is no IPv4 address")
+    elif not _is_host_name(host.removesuffix(".")):
+        raise ReasonError("the host is neither a host name nor an IP address")
+
+
+def _is_host_name(host: str) -> bool:
+    # ZMQ raises an error at a name that begins with an underscore.
+    labels = host.split(".")
+    return len(host) <= _MAX_HOST_NAME and not host.startswith("_") and all(map(_LABEL.fullmatch, labels))
+
+
+def _is_ip(kind: Callable[[str], object], text: str) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_admin_host(value: str) -> str:
+    _check_host(f"[{value}]" if ":" in value else value)
+    return value
+
+
+def _check_path(value: str | None) -> str | None:
+    if value is not None and (not 0 < len(value.encode()) <= _MAX_PATH_BYTES or "\0" in value or value.endswith("/")):
+        raise ReasonError("the path is empty, too long, contains a NUL or ends like a folder's")
+    return value
+
+
+Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
+Milliseconds = Annotated[float, Unit("milliseconds"), Field(ge=0, le=3_600_000)]
+Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=MAX_INT32)]
+Address = Annotated[
+    str,
+    Allowed(f"tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most {_MAX_IPC_PATH_BYTES} bytes"),
+    AfterValidator(_check_address),
+]
+BlockSize = Annotated[int, Allowed(f"{either(BLOCK_SIZES)} tokens"), AfterValidator(_check_block_size)]
+VllmVersion = Annotated[
+    str,
+    Allowed("auto, or a release from 0.19 on, such as 0.33 or 0.33.0"),
+    Field(pattern=r"^(auto|0\.(19|[2-9][0-9]|[1-9][0-9]{2})(\.[0-9]{1,3})?)$"),
+]
+AdminHost = Annotated[
+    str, Allowed("a host name or an IP address, IPv6 without brackets"), AfterValidator(_check_admin_host)
+]
+OptionalPath = Annotated[
+    str | None,
+    Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
+    AfterValidator(_check_path),
+]
+OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]
