@@ -3,23 +3,17 @@
 
 Accepted requests wait until the next step, run from it on and leave with their last token. What a method returns is to
 be sent, in that order.
-
-A running request is *speaking* while it has more to say than tokens, which is with its first output and its last one.
-In between it is in the running set of its client, where it is a row among others.
 """
 
-from collections import Counter
-from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Observer
-from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing, Said
-from mockengine.engine.pace import Pace
+from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.requests import Request
-from mockengine.engine.running import RunningSet
+from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
 from mockengine.replies.key import reply_key
@@ -36,7 +30,6 @@ from mockengine.wire.outputs import (
 )
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
-from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall, failure_message
 from mockengine.wire.values import shown
 
@@ -47,7 +40,6 @@ class EngineCore:
     Attributes:
         rank: its index.
         wave: where it is in the waves of a mixture of experts.
-        num_requests: requests waiting and running.
 
     """
 
@@ -61,14 +53,8 @@ class EngineCore:
         self._dialect = dialect
         self._observer = observer
         self._control = Control(config.block_size, dialect)
-        self._waiting: dict[str, Request] = {}
-        self._speaking: dict[str, Request] = {}
-        self._sets: dict[int, RunningSet] = {}
-        self.num_requests = 0
-        self._num_of_client: Counter[int] = Counter()
+        self._runner: Runner = FreeRunner(config, source)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
-        self._pace = Pace(config.itl_s)
-        self._last_load = SchedulerStats()
         self._shutting_down = False
 
     # What comes in.
@@ -100,14 +86,7 @@ class EngineCore:
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
-        for running_set in self._sets.values():
-            self._speaking |= {request.request_id: request for request in running_set.take_all()}
-        requests = [*self._speaking.values(), *self._waiting.values()]
-        self._speaking.clear()
-        self._waiting.clear()
-        self._num_of_client.clear()
-        self.num_requests = 0
-        for request in requests:
+        for request in self._runner.take_all():
             self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
         return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
@@ -115,14 +94,19 @@ class EngineCore:
     # What goes on.
 
     @property
+    def num_requests(self) -> int:
+        """Requests waiting and running."""
+        return self._runner.num_running + self._runner.num_waiting
+
+    @property
     def num_running(self) -> int:
         """Requests that are stepped."""
-        return self.num_requests - len(self._waiting)
+        return self._runner.num_running
 
     @property
     def num_waiting(self) -> int:
         """Requests accepted and not stepped yet."""
-        return len(self._waiting)
+        return self._runner.num_waiting
 
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, `now` or earlier being at once, or None while there is nothing to do.
@@ -132,8 +116,9 @@ class EngineCore:
             blocked: clients that take no more output for now.
 
         """
-        if any(client not in blocked for client in self._num_of_client):
-            return self._pace.due(now)
+        due = self._runner.due(now, blocked)
+        if due is not None:
+            return due
         has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
         return now if has_news else None
 
@@ -151,20 +136,18 @@ class EngineCore:
 
         """
         outbound = self._load_for_coordinator(now)
-        for request in self._waiting.values():
-            request.schedule(now)
-        self._speaking |= self._waiting
-        self._waiting.clear()
-        said = self._advance(now, blocked, most_steps)
-        outbound += self._outgoing.step(said, self._load(), now)
-        # Only now: the rows of what was said lie where the sets have them.
-        self._regroup(said)
+        # What is said once belongs to one step.
+        spoken = self._runner.step(now, blocked, 1 if self._outgoing.has_finished_ids else most_steps)
+        self._observer.tokens_said(spoken.tokens)
+        for request, reason in spoken.finished:
+            self._report_finished(request, reason, now)
+            self._note_finished(request)
+        outbound += self._outgoing.step(spoken.said, self._runner.load(), now)
+        # Only now: the rows of what was said lie where the running sets have them.
+        self._runner.settle(spoken, now)
         outbound += self._load_for_coordinator(now)
         if not self.num_requests:
-            outbound += self._outgoing.load_is_gone(self._load(), now)
-            self._pace.rest()
-        else:
-            self._pace.stepped(now)
+            outbound += self._outgoing.load_is_gone(self._runner.load(), now)
         return outbound
 
     def end_wave(self, now: float) -> list[Outbound]:
@@ -202,9 +185,7 @@ class EngineCore:
             self._report_finished(accepted, FinishReason.ABORT, now)
             self._note_finished(accepted)
             return []
-        self._waiting[accepted.request_id] = accepted
-        self._num_of_client[accepted.client] += 1
-        self.num_requests += 1
+        self._runner.add(accepted)
         outbound: list[Outbound] = []
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
@@ -215,7 +196,7 @@ class EngineCore:
             return _invalid(f"this engine has no pooling task (asked for {shown(request.pooling_params.task)})")
         if request.sampling_params is None:
             return _invalid("neither sampling_params nor pooling_params are set")
-        if self._in_flight(request.request_id):
+        if request.request_id in self._runner:
             return _invalid("a request of the same id is in flight")
         if request.num_prompt_tokens == 0:
             return _invalid("the prompt is empty")
@@ -238,63 +219,11 @@ class EngineCore:
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
-            request = self._take(request_id)
+            request = self._runner.take(request_id)
             if request is not None:
-                self._note_gone(request)
                 self._report_finished(request, FinishReason.ABORT, now)
                 self._note_finished(request)
         return []
-
-    def _advance(self, now: float, blocked: AbstractSet[int], most_steps: int) -> dict[int, Said]:
-        """Let everything that runs say its next tokens; return what was said, by client."""
-        said: dict[int, Said] = {}
-        chunk_size = self._config.output_token_chunk_size
-        tokens = 0
-        sets = [(client, each) for client, each in self._sets.items() if each and client not in blocked]
-        steps = self._steps_at_once([each for _, each in sets], most_steps)
-        for client, running_set in sets:
-            said[client] = Said(running_set.step(steps))
-            tokens += len(running_set) * chunk_size * steps
-        finished: list[tuple[Request, FinishReason]] = []
-        for request in self._speaking.values():
-            if request.client in blocked:
-                continue
-            output = request.advance(chunk_size)
-            said.setdefault(request.client, Said()).outputs.append(output)
-            tokens += len(output.new_token_ids)
-            if output.finish_reason is not None:
-                finished.append((request, output.finish_reason))
-        self._observer.tokens_said(tokens)
-        for request, reason in finished:
-            del self._speaking[request.request_id]
-            self._note_gone(request)
-            self._report_finished(request, reason, now)
-            self._note_finished(request)
-        return said
-
-    def _steps_at_once(self, sets: list[RunningSet], most: int) -> int:
-        """Return how many steps differ in nothing but tokens; with a pace each has its own time."""
-        if most == 1 or not sets or self._config.itl_s or self._speaking or self._outgoing.has_finished_ids:
-            return 1
-        for running_set in sets:
-            most = running_set.most_steps(most)
-        return most
-
-    def _regroup(self, said: Mapping[int, Said]) -> None:
-        """Move requests into the running set of their client when they have nothing but tokens left, and out of it."""
-        chunk_size = self._config.output_token_chunk_size
-        for client, what in said.items():
-            running_set = self._sets.get(client)
-            leavers = running_set.take_leavers() if running_set is not None else ()
-            for output in what.outputs:
-                request = self._speaking.get(output.request_id)
-                if request is not None and request.plain_outputs_left(chunk_size) > 0:
-                    del self._speaking[request.request_id]
-                    if running_set is None:
-                        running_set = self._sets[client] = RunningSet(self._source, chunk_size)
-                    running_set.join(request)
-            for request in leavers:
-                self._speaking[request.request_id] = request
 
     # Utility calls and what cannot be read.
 
@@ -320,7 +249,7 @@ class EngineCore:
         if message.call is not None:
             failure = failure_message(message.call.method, message.reason)
             return [self._outgoing.encode(client, UtilityReply(self.rank, now, message.call.call_id, None, failure))]
-        if message.request_id is None or self._in_flight(message.request_id):
+        if message.request_id is None or message.request_id in self._runner:
             return []
         error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
         return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
@@ -329,7 +258,7 @@ class EngineCore:
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
         """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
-        ids = [output.request_id for output in outputs if not self._in_flight(output.request_id)]
+        ids = [output.request_id for output in outputs if output.request_id not in self._runner]
         finished_requests = ids if self._config.reports_finished_requests else ()
         return self._outgoing.final_outputs(client, outputs, finished_requests, now)
 
@@ -337,31 +266,7 @@ class EngineCore:
         if not self._config.has_coordinator:
             return []
         wave = self.wave.number if self._config.has_waves else 0
-        return self._outgoing.load_for_coordinator(self._load(), wave, now)
-
-    def _load(self) -> SchedulerStats:
-        counts = (self.num_running, self.num_waiting)
-        if counts != (self._last_load.num_running_reqs, self._last_load.num_waiting_reqs):
-            self._last_load = SchedulerStats(num_running_reqs=counts[0], num_waiting_reqs=counts[1])
-        return self._last_load
-
-    def _in_flight(self, request_id: str) -> bool:
-        if request_id in self._speaking or request_id in self._waiting:
-            return True
-        return any(request_id in running_set for running_set in self._sets.values())
-
-    def _take(self, request_id: str) -> Request | None:
-        """Remove a request from wherever it is."""
-        for running_set in self._sets.values():
-            if request_id in running_set:
-                return running_set.leave(request_id)
-        return self._speaking.pop(request_id, None) or self._waiting.pop(request_id, None)
-
-    def _note_gone(self, request: Request) -> None:
-        self.num_requests -= 1
-        self._num_of_client[request.client] -= 1
-        if not self._num_of_client[request.client]:
-            del self._num_of_client[request.client]
+        return self._outgoing.load_for_coordinator(self._runner.load(), wave, now)
 
     def _note_finished(self, request: Request) -> None:
         if self._config.reports_finished_requests:

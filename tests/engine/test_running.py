@@ -14,6 +14,8 @@ from hypothesis.strategies import SearchStrategy
 
 from mockengine.engine.observer import Served
 from mockengine.engine.requests import Request
+from mockengine.engine.runner import FreeRunner
+from mockengine.engine.running import RunningSet
 from mockengine.replies.key import reply_key
 from mockengine.replies.random import RandomTokens
 from mockengine.wire.outputs import Envelope, FinishReason, StepOutputs
@@ -200,12 +202,18 @@ def test_everything_ends_when_the_engine_shuts_down() -> None:
     assert {served.output_tokens for served, _, _ in rig.watcher.finished} == {30}
 
 
+def _set_of(rig: Rig) -> RunningSet:
+    runner = rig.ranks.engines[0]._runner
+    assert isinstance(runner, FreeRunner)
+    return runner._speakers._sets[0]
+
+
 def test_an_empty_set_keeps_few_lanes_and_no_large_one() -> None:
     rig = Rig(replace(CONFIG, max_model_len=100_000))
     ids = [f"{number:0{4 + number % 40}d}" for number in range(4_000)]
     rig.add(*(request(name, max_tokens=50_000) for name in ids))
     rig.step()
-    running = rig.ranks.engines[0]._sets[0]
+    running = _set_of(rig)
     assert len(running) == 4_000
     rig.abort(*ids)
     assert len(running) == 0

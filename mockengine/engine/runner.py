@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How requests get from their arrival to their last token: one interface, and the way that knows no limits.
+
+`FreeRunner` is an engine without a scheduler: whatever is there runs, in steps of one pace. `batching` has the way of
+vLLM's scheduler.
+"""
+
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from mockengine.engine.config import EngineConfig
+from mockengine.engine.pace import Pace
+from mockengine.engine.requests import Request
+from mockengine.engine.speakers import Speakers, Spoken
+from mockengine.replies import TokenSource
+from mockengine.wire.stats import SchedulerStats
+
+
+class Runner(Protocol):
+    """Runs the requests of one rank."""
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are stepped."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests accepted and not stepped yet."""
+
+    def __contains__(self, request_id: str) -> bool: ...
+
+    def add(self, request: Request) -> None:
+        """Take in a request."""
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is."""
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+
+    def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when the next step is due, `now` or earlier being at once, or None while nothing can be done.
+
+        Args:
+            now: the time, in engine seconds.
+            blocked: clients that take no more output for now.
+
+        """
+
+    def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
+        """Make the step that is due.
+
+        Args:
+            now: the time, in engine seconds.
+            blocked: clients that take no more output for now.
+            most_steps: how many steps may be made at once, where they have no time of their own and differ in tokens
+                alone.
+
+        Returns:
+            What was said; when that is encoded, `settle` is to be called.
+
+        """
+
+    def settle(self, spoken: Spoken, now: float) -> None:
+        """Go on after a step; `now` is its time."""
+
+    def load(self) -> SchedulerStats:
+        """Return the statistics that go with a step; those that count do so since the call before."""
+
+
+class FreeRunner:
+    """Runs everything that is there, a chunk of tokens for each request in every step."""
+
+    def __init__(self, config: EngineConfig, source: TokenSource) -> None:
+        self._speakers = Speakers(source, config.output_token_chunk_size)
+        self._waiting: dict[str, Request] = {}
+        self._num_of_client: Counter[int] = Counter()
+        self._num_requests = 0
+        self._pace = Pace(config.itl_s)
+        self._has_pace = config.itl_s > 0
+        self._last_load = SchedulerStats()
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are stepped."""
+        return self._num_requests - len(self._waiting)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that came since the last step."""
+        return len(self._waiting)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._waiting or request_id in self._speakers
+
+    def add(self, request: Request) -> None:
+        """Take in a request, which runs from the next step on."""
+        self._waiting[request.request_id] = request
+        self._num_of_client[request.client] += 1
+        self._num_requests += 1
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is."""
+        request = self._speakers.take(request_id) or self._waiting.pop(request_id, None)
+        if request is not None:
+            self._note_gone(request)
+        return request
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+        requests = [*self._speakers.take_all(), *self._waiting.values()]
+        self._waiting.clear()
+        self._num_of_client.clear()
+        self._num_requests = 0
+        return requests
+
+    def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when the next step is due, or None while nobody is there whose client takes output."""
+        return self._pace.due(now) if any(client not in blocked for client in self._num_of_client) else None
+
+    def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
+        """Let every request whose client takes output say its next tokens; without a pace, as often as can be."""
+        for request in self._waiting.values():
+            request.schedule(now)
+        self._speakers.add(self._waiting)
+        self._waiting.clear()
+        steps = 1 if self._has_pace else self._speakers.most_steps(blocked, most_steps)
+        spoken = self._speakers.say(blocked, steps)
+        for request, _ in spoken.finished:
+            self._note_gone(request)
+        return spoken
+
+    def settle(self, spoken: Spoken, now: float) -> None:
+        """Go on after a step; `now` is its time."""
+        self._speakers.regroup(spoken.said)
+        if self._num_requests:
+            self._pace.stepped(now)
+        else:
+            self._pace.rest()
+
+    def load(self) -> SchedulerStats:
+        """Return how many requests run and wait."""
+        counts = (self.num_running, self.num_waiting)
+        if counts != (self._last_load.num_running_reqs, self._last_load.num_waiting_reqs):
+            self._last_load = SchedulerStats(num_running_reqs=counts[0], num_waiting_reqs=counts[1])
+        return self._last_load
+
+    def _note_gone(self, request: Request) -> None:
+        self._num_requests -= 1
+        self._num_of_client[request.client] -= 1
+        if not self._num_of_client[request.client]:
+            del self._num_of_client[request.client]

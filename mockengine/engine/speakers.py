@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that say tokens, and what they say in a step.
+
+A request is *speaking* while it has more to say than tokens, which is with its first output and its last one. In
+between it is in the running set of its client, where it is a row among others.
+"""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from mockengine.engine.outgoing import Said
+from mockengine.engine.requests import Request
+from mockengine.engine.running import RunningSet
+from mockengine.replies import TokenSource
+from mockengine.wire.outputs import FinishReason
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What was said in one step, or in several at once.
+
+    Attributes:
+        said: by client; rows are valid until `Speakers.regroup`.
+        tokens: of all requests together.
+        finished: requests that have said their last, and why that was it; they are gone.
+
+    """
+
+    said: dict[int, Said] = field(default_factory=dict)
+    tokens: int = 0
+    finished: list[tuple[Request, FinishReason]] = field(default_factory=list)
+
+
+class Speakers:
+    """The requests of one rank that run."""
+
+    def __init__(self, source: TokenSource, chunk_size: int) -> None:
+        self._source = source
+        self._chunk_size = chunk_size
+        self._speaking: dict[str, Request] = {}
+        self._sets: dict[int, RunningSet] = {}
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._speaking or any(request_id in each for each in self._sets.values())
+
+    def add(self, requests: Mapping[str, Request]) -> None:
+        """Let requests speak from now on, by id."""
+        self._speaking |= requests
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is."""
+        for running_set in self._sets.values():
+            if request_id in running_set:
+                return running_set.leave(request_id)
+        return self._speaking.pop(request_id, None)
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+        requests = [request for running_set in self._sets.values() for request in running_set.take_all()]
+        requests += self._speaking.values()
+        self._speaking.clear()
+        return requests
+
+    def most_steps(self, blocked: AbstractSet[int], most: int) -> int:
+        """Return how many steps, at most so many, differ in nothing but tokens."""
+        sets = [running_set for _, running_set in self._unblocked(blocked)]
+        if most == 1 or not sets or self._speaking:
+            return 1
+        for running_set in sets:
+            most = running_set.most_steps(most)
+        return most
+
+    def say(self, blocked: AbstractSet[int], steps: int) -> Spoken:
+        """Let every request say its next tokens unless its client is blocked, as often as that."""
+        spoken = Spoken()
+        for client, running_set in self._unblocked(blocked):
+            spoken.said[client] = Said(running_set.step(steps))
+            spoken.tokens += len(running_set) * self._chunk_size * steps
+        for request in self._speaking.values():
+            if request.client not in blocked:
+                output = request.advance(self._chunk_size)
+                spoken.said.setdefault(request.client, Said()).outputs.append(output)
+                spoken.tokens += len(output.new_token_ids)
+                if output.finish_reason is not None:
+                    spoken.finished.append((request, output.finish_reason))
+        for request, _ in spoken.finished:
+            del self._speaking[request.request_id]
+        return spoken
+
+    def regroup(self, said: Mapping[int, Said]) -> None:
+        """Move requests into the running set of their client when they have nothing but tokens left, and out of it."""
+        for client, what in said.items():
+            running_set = self._sets.get(client)
+            leavers = running_set.take_leavers() if running_set is not None else ()
+            for output in what.outputs:
+                request = self._speaking.get(output.request_id)
+                if request is not None and request.plain_outputs_left(self._chunk_size) > 0:
+                    del self._speaking[request.request_id]
+                    if running_set is None:
+                        running_set = self._sets[client] = RunningSet(self._source, self._chunk_size)
+                    running_set.join(request)
+            for request in leavers:
+                self._speaking[request.request_id] = request
+
+    def _unblocked(self, blocked: AbstractSet[int]) -> Iterator[tuple[int, RunningSet]]:
+        for client, running_set in self._sets.items():
+            if running_set and client not in blocked:
+                yield client, running_set
