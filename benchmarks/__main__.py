@@ -1,43 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make bench`: measures, prints tables, and writes them as JSON where `--json` says."""
+"""Measures what the engine costs; prints tables and bars, and writes them where it is told to."""
 
 import argparse
 import os
 import sys
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 # As the engine itself does: threads for linear algebra that nobody does would be measured too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks import arrivals, frontend, lateness, memory, sink, steps
-from benchmarks.report import as_json, machine
+from benchmarks import arrivals, expected, frontend, lateness, memory, plot, rest, short, sink, steps
+from benchmarks.report import Cell, Table, as_json, bar_table, machine
 
-PARTS = {
-    "steps": lambda: steps.measure((1, 16, 64, 256, 1_024, 4_096, 16_384), (1, 4), least_s=1.5),
-    "sink": lambda: sink.measure((1, 64, 256, 1_024), (1, 4), tokens=6_000_000),
+_RUNNING: Final = (1, 16, 64, 256, 1_024, 4_096, 16_384)
+_ITL_MS: Final = 5.0
+
+PARTS: Final[Mapping[str, Callable[[], Table]]] = {
+    "steps": lambda: steps.measure(_RUNNING, (1, 4), least_s=1.5),
+    "sink": lambda: sink.measure(_RUNNING, (1, 4), window_s=0.3),
     "arrivals": lambda: arrivals.measure(5_000),
     "prompts": lambda: arrivals.measure_prompts((1_000, 44_000, 128_000)),
-    "memory": lambda: memory.measure((0, 256, 4_096, 16_384)),
+    "rest": lambda: rest.measure(starts=5, idle_s=5),
+    "memory": lambda: memory.measure((256, 4_096, 16_384)),
+    "growth": lambda: memory.measure_growth(stages=10, requests=100_000),
+    "lateness": lambda: lateness.measure((1, 64, 256, 1_024), _ITL_MS, lasts_s=10),
     "frontend": lambda: frontend.measure((1, 64, 256), (1, 4), (0.0, 10.0)),
-    "lateness": lambda: lateness.measure((1, 64, 256, 1_024), itl_ms=5, lasts_s=10),
 }
 
 
 def main() -> int:
     """Measure what is asked for."""
+    parser = _parser()
+    args = parser.parse_args()
+    if args.plot is not None and (args.short or not {"steps", "sink"} <= set(_parts(args))):
+        parser.error("--plot needs the parts steps and sink")
+    if args.plot is not None and find_spec("matplotlib") is None:
+        parser.error("--plot needs the extra: pip install --editable '.[bench]'")
+    facts = machine()
+    for name, fact in facts.items():
+        print(f"{name}: {fact}")
+    return _short(args, facts) if args.short or args.write_expected else _whole(args, facts)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: everything)")
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    args = parser.parse_args()
-    for name, fact in machine().items():
-        print(f"{name}: {fact}")
-    tables = []
-    for name in args.parts or PARTS:
-        tables.append(PARTS[name]())
-        print(tables[-1], flush=True)
-    if args.json is not None:
-        args.json.write_text(as_json(tables), encoding="utf-8")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cost of a token there, as a PNG")
+    parser.add_argument(
+        "--soak", type=float, metavar="MINUTES", help="measure lateness and growth for so long; 10 shows a drift"
+    )
+    parser.add_argument("--short", action="store_true", help="measure few ratios; fail where one is worse than it was")
+    parser.add_argument("--write-expected", action="store_true", help="write down the ratios of the short form")
+    return parser
+
+
+def _parts(args: argparse.Namespace) -> list[str]:
+    return args.parts or ([] if args.soak else list(PARTS))
+
+
+def _whole(args: argparse.Namespace, facts: Mapping[str, Cell]) -> int:
+    tables: dict[str, Table] = {}
+    measures = {name: PARTS[name] for name in _parts(args)}
+    if args.soak:
+        measures["soak"] = lambda: lateness.soak(args.soak, _ITL_MS)
+    for name, measure in measures.items():
+        tables[name] = measure()
+        print(tables[name], flush=True)
+    print(bar_table(list(tables.values())))
+    _keep(args.json, as_json(facts, list(tables.values())))
+    if args.plot is not None:
+        plot.draw(args.plot, tables["steps"], tables["sink"])
     return 0
+
+
+def _short(args: argparse.Namespace, facts: Mapping[str, Cell]) -> int:
+    if args.write_expected:
+        expected.write(expected.FILE, short.RATIOS)
+        return 0
+    table = expected.compare(short.RATIOS, expected.read(expected.FILE))
+    print(table)
+    _keep(args.json, as_json(facts, [table]))
+    for hint in expected.hints(table):
+        print(hint)
+    complaints = expected.complaints(table)
+    for complaint in complaints:
+        print(complaint, file=sys.stderr)
+    return 1 if complaints else 0
+
+
+def _keep(path: Path | None, text: str) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

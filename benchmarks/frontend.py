@@ -4,11 +4,12 @@
 import re
 import resource
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from benchmarks.report import Table
-from benchmarks.sink import cpu_seconds
+from benchmarks.rig import cpu_seconds
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import SERVED_MODEL_NAME, RustFrontend
@@ -17,6 +18,23 @@ _MODEL: Final = Path(__file__).parent.parent / "deploy" / "model"
 _INPUT_TOKENS: Final = 32
 _OUTPUT_TOKENS: Final = 512
 _THROUGHPUT: Final = re.compile(r"Output token throughput \(tok/s\):\s+([0-9.]+)")
+# The bar: clients that are full load, and the engine's CPU in that of the frontend.
+_BAR_CONCURRENCY: Final = 256
+_BAR_SHARE: Final = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """How the load is, and what the engine is told."""
+
+    itl_ms: float
+    chunk_size: int
+    concurrency: int
+
+    @property
+    def prompts(self) -> int:
+        """How many requests are made; paced replies take seconds each, whatever the machine."""
+        return max(8, 2 * self.concurrency) if self.itl_ms else max(64, 6 * self.concurrency)
 
 
 def measure(concurrency: tuple[int, ...], chunk_sizes: tuple[int, ...], itl_ms: tuple[float, ...]) -> Table:
@@ -26,24 +44,28 @@ def measure(concurrency: tuple[int, ...], chunk_sizes: tuple[int, ...], itl_ms: 
         *("engine CPU s", "frontend CPU s", "client CPU s", "engine / frontend"),
     )
     table = Table(f"Rust frontend {DEFAULT_VERSION}, {_INPUT_TOKENS} tokens in and {_OUTPUT_TOKENS} out", columns)
-    for pace in itl_ms:
-        for chunk_size in chunk_sizes:
-            for clients in concurrency:
-                table.add(pace, chunk_size, clients, *_one(pace, chunk_size, clients))
+    cases = [_Case(pace, size, clients) for pace in itl_ms for size in chunk_sizes for clients in concurrency]
+    for case in cases:
+        rate, engine_s, frontend_s, client_s = _one(case)
+        share = engine_s / frontend_s
+        row = (case.itl_ms, case.chunk_size, case.concurrency)
+        table.add(*row, rate, engine_s, frontend_s, client_s, share)
+        if case.concurrency == _BAR_CONCURRENCY:
+            what = f"itl_ms {case.itl_ms:g}, chunk {case.chunk_size}, concurrency {case.concurrency}"
+            table.hold(f"engine CPU in the frontend's, {what}", share, _BAR_SHARE)
     return table
 
 
-def _one(itl_ms: float, chunk_size: int, concurrency: int) -> tuple[float, float, float, float, float]:
+def _one(case: _Case) -> tuple[float, float, float, float]:
+    """Return tokens per second, and CPU seconds of engine, frontend and client while the load lasts."""
     executable = rust_frontend(DEFAULT_VERSION)
-    # Paced replies take seconds each, whatever the machine.
-    prompts = 2 * concurrency if itl_ms else max(64, 6 * concurrency)
     with (
         RustFrontend(executable, _MODEL) as frontend,
         EngineProcess(
             f"--handshake-address={frontend.handshake_address}",
             f"--vllm-version={DEFAULT_VERSION}",
-            f"--output-token-chunk-size={chunk_size}",
-            f"--itl-ms={itl_ms}",
+            f"--output-token-chunk-size={case.chunk_size}",
+            f"--itl-ms={case.itl_ms}",
             "--no-log-requests",
         ) as engine,
     ):
@@ -51,21 +73,25 @@ def _one(itl_ms: float, chunk_size: int, concurrency: int) -> tuple[float, float
         processes = (engine.process.pid, frontend.process.pid)
         before = [cpu_seconds(pid) for pid in processes]
         client_before = _children_s()
-        done = subprocess.run(
-            [
-                *(str(executable), "bench", "serve", "--backend=openai", f"--base-url={frontend.url}"),
-                *("--endpoint=/v1/completions", f"--model={SERVED_MODEL_NAME}", f"--tokenizer={_MODEL}"),
-                *(f"--random-input-len={_INPUT_TOKENS}", f"--random-output-len={_OUTPUT_TOKENS}", "--ignore-eos"),
-                *(f"--num-prompts={prompts}", f"--max-concurrency={concurrency}", "--disable-tqdm"),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        said = _load(executable, frontend.url, case)
         client_s = _children_s() - client_before
         engine_s, frontend_s = (cpu_seconds(pid) - used for pid, used in zip(processes, before, strict=True))
-    rate = float(_THROUGHPUT.findall(done.stdout)[0])
-    return rate, engine_s, frontend_s, client_s, engine_s / frontend_s
+    return float(_THROUGHPUT.findall(said)[0]), engine_s, frontend_s, client_s
+
+
+def _load(executable: Path, url: str, case: _Case) -> str:
+    """Run the load generator to its end; return what it wrote."""
+    return subprocess.run(
+        [
+            *(str(executable), "bench", "serve", "--backend=openai", f"--base-url={url}"),
+            *("--endpoint=/v1/completions", f"--model={SERVED_MODEL_NAME}", f"--tokenizer={_MODEL}"),
+            *(f"--random-input-len={_INPUT_TOKENS}", f"--random-output-len={_OUTPUT_TOKENS}", "--ignore-eos"),
+            *(f"--num-prompts={case.prompts}", f"--max-concurrency={case.concurrency}", "--disable-tqdm"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 def _children_s() -> float:

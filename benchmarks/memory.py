@@ -1,53 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resident memory of the engine's process: at rest, and by running requests."""
+"""Resident memory of the engine's process: at rest, by running requests, and over a million of them."""
 
+import time
 import urllib.request
-from pathlib import Path
+from collections.abc import Callable
+from statistics import median
+from typing import Final
 
-import zmq
-
+from benchmarks.arrivals import make_add
 from benchmarks.reference import request_id
 from benchmarks.report import Table
-from mockengine.testing.double import FrontendDouble
-from mockengine.testing.engine import EngineProcess
+from benchmarks.rig import PROMPT_TOKENS, Rig, joined
 from mockengine.testing.processes import free_port
 
-_LENGTH = 1_000_000
+# Tokens, and outputs: the first one and the last.
+_SHORT_REPLY: Final = 2
+_IN_FLIGHT: Final = 2_000
+# Stages whose memory is compared.
+_COMPARED: Final = 3
+# The bars; nothing that is kept of a request takes as little as two bytes.
+_BAR_IDLE_MB: Final = 90.0
+_BAR_GROWTH_MB: Final = 2.0
 
 
 def measure(running: tuple[int, ...]) -> Table:
-    """Measure with so many requests running at once, at a slow pace; 0 is an engine at rest, with its admin port."""
-    table = Table("Memory", ("running", "resident MB"))
+    """Measure an engine with its admin port, at rest, then with so many requests running at a slow pace."""
+    table = Table("Memory", ("running", "resident MB", "times that at rest", "KB per request"))
+    idle_mb = _resident_mb(0)
+    table.add(0, idle_mb, 1.0, 0.0)
+    table.hold("resident at rest, MB", idle_mb, _BAR_IDLE_MB)
     for count in running:
-        table.add(count, _one(count))
+        resident_mb = _resident_mb(count)
+        table.add(count, resident_mb, resident_mb / idle_mb, 1e3 * (resident_mb - idle_mb) / count)
     return table
 
 
-def _one(running: int) -> float:
+def measure_growth(stages: int, requests: int) -> Table:
+    """Serve so many short requests in one process, in stages; compare its memory at the last and at the first ones."""
+    table = Table("Growth", ("requests", "resident MB at first", "at last", "growth MB", "requests/s"))
+    with joined() as rig:
+        send = _sender(rig)
+        resident_mb: list[float] = []
+        began = time.monotonic()
+        for stage in range(stages):
+            _serve(rig, send, range(stage * requests, (stage + 1) * requests))
+            resident_mb.append(rig.resident_mb)
+        rate = stages * requests / (time.monotonic() - began)
+    # Medians, since buffers of what was just on its way come and go.
+    first_mb, last_mb = median(resident_mb[:_COMPARED]), median(resident_mb[-_COMPARED:])
+    table.add(stages * requests, first_mb, last_mb, last_mb - first_mb, rate)
+    table.hold(f"growth over {stages * requests} requests, MB", last_mb - first_mb, _BAR_GROWTH_MB)
+    return table
+
+
+def _resident_mb(running: int) -> float:
     port = free_port()
-    flags = (
-        "--itl-ms=100",
-        f"--max-model-len={2 * _LENGTH}",
-        f"--num-gpu-blocks={_LENGTH // 8}",
-        f"--admin-port={port}",
-        "--no-log-requests",
-    )
-    with (
-        FrontendDouble() as frontend,
-        EngineProcess(f"--handshake-address={frontend.handshake_address}", *flags) as engine,
-    ):
-        frontend.handshake()
-        for number in range(running):
-            frontend.add(request_id(number), prompt=[number + 1] * 32, max_tokens=_LENGTH)
-        _read_messages(frontend._outputs[0], 30 if running else 0)
+    with joined("--itl-ms=100", f"--admin-port={port}") as rig:
+        rig.run_requests(running)
+        if running:
+            rig.steps.wait_for_outputs(running)
+            rig.steps.read_for(1.0)
         # What the admin port needs is loaded a moment after the engine has joined.
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-            pass
-        status = Path(f"/proc/{engine.process.pid}/status").read_text()
-    return int(status.partition("VmRSS:")[2].split()[0]) / 1_000
+            return rig.resident_mb
 
 
-def _read_messages(socket: zmq.Socket[bytes], count: int) -> None:
-    for _ in range(count):
-        if socket.poll(10_000):
-            socket.recv_multipart(copy=False)
+def _sender(rig: Rig) -> Callable[[int], None]:
+    """Return what sends the request of a number, for a fraction of what it costs the engine."""
+    request_type, payload = make_add(0, PROMPT_TOKENS, _SHORT_REPLY)
+    before, after = payload.split(request_id(0).encode())
+
+    def send(number: int) -> None:
+        rig.send([request_type, before + request_id(number).encode() + after])
+
+    return send
+
+
+def _serve(rig: Rig, send: Callable[[int], None], numbers: range) -> None:
+    """Send these requests, and read every output of each."""
+    awaited = 0
+    for number in numbers:
+        send(number)
+        awaited += _SHORT_REPLY
+        while awaited >= _SHORT_REPLY * _IN_FLIGHT:
+            awaited -= rig.steps.next_outputs()
+    while awaited:
+        awaited -= rig.steps.next_outputs()

@@ -1,91 +1,86 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole engine over loopback TCP, to a frontend that reads everything and looks at nothing."""
 
-import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 import zmq
 
-from benchmarks.reference import request_id
 from benchmarks.report import Table
-from mockengine.testing.double import FrontendDouble
-from mockengine.testing.engine import EngineProcess
+from benchmarks.rig import Rig, cpu_seconds, joined
+from benchmarks.steps import Comparison
 from mockengine.testing.processes import free_port
 
-_PLAIN_TOKENS: Final = 300_000
-# Of a reply: few requests would take minutes to say as much as many do.
-_LONGEST: Final = 100_000
-# Nothing comes any more when nothing has come for this long.
-_SILENCE_MS: Final = 500
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
+TITLE: Final = "Engine over loopback TCP"
+
+_PLAIN_TOKENS: Final = 200_000
+_LEAST_PLAIN_STEPS: Final = 4
+_TURNS: Final = 3
+# The bar: requests running, and the engine's cost in that of the plain loop.
+_BAR_RUNNING: Final = 256
+_BAR_RATIO: Final = 1 / 8
 
 
-def measure(running: tuple[int, ...], chunk_sizes: tuple[int, ...], tokens: int) -> Table:
-    """Measure CPU of the engine's process per token, ZMQ's own thread included, for about so many tokens."""
-    table = Table(
-        "Engine over loopback TCP",
-        ("chunk", "running", "engine ns/token", "plain loop ns/token", "ratio", "tokens/s"),
-    )
+def measure(running: tuple[int, ...], chunk_sizes: tuple[int, ...], window_s: float) -> Table:
+    """Measure CPU of the engine's whole process per token, in some windows of so many seconds each."""
+    columns = ("chunk", "running", "engine ns/token", "plain loop ns/token", "ratio", "tokens/s")
+    table = Table(TITLE, columns)
     for chunk_size in chunk_sizes:
         for count in running:
-            ours, rate = _engine(count, chunk_size, min(_LONGEST, max(256, tokens // count)))
-            theirs = _plain(count, chunk_size, max(4, _PLAIN_TOKENS // (count * chunk_size)))
-            table.add(chunk_size, count, 1e9 * ours, 1e9 * theirs, ours / theirs, rate)
+            cost, rate = compare(count, chunk_size, window_s)
+            table.add(chunk_size, count, 1e9 * cost.ours_s, 1e9 * cost.theirs_s, cost.ratio, rate)
+            if (chunk_size, count) == (1, _BAR_RUNNING):
+                table.hold(f"CPU per token over TCP, {count} running, in plain loops", cost.ratio, _BAR_RATIO)
     return table
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process and its threads have used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+def compare(running: int, chunk_size: int, window_s: float) -> tuple[Comparison, float]:
+    """Measure the cost of a token, in turns, and how many come per second.
+
+    The engine stands still while the plain loop runs.
+    """
+    costs: list[tuple[float, float]] = []
+    rates: list[float] = []
+    steps = max(_LEAST_PLAIN_STEPS, _PLAIN_TOKENS // (running * chunk_size))
+    with joined(f"--output-token-chunk-size={chunk_size}") as rig:
+        rig.run_requests(running)
+        rig.steps.wait_for_outputs(running)
+        rig.pause()
+        rig.steps.read_rest()
+        for _ in range(_TURNS):
+            used_s, lasted_s, steps_made = _window(rig, window_s)
+            tokens = steps_made * running * chunk_size
+            costs.append((used_s / tokens, _plain(running, chunk_size, steps)))
+            rates.append(tokens / lasted_s)
+    ours_s, theirs_s = map(min, zip(*costs, strict=True))
+    return Comparison(ours_s, theirs_s), max(rates)
 
 
-def _engine(running: int, chunk_size: int, length: int) -> tuple[float, float]:
-    """Return CPU seconds per token, and tokens per second, of requests that run from beginning to end."""
-    room = 2 * (length + 64)
-    flags = (
-        f"--output-token-chunk-size={chunk_size}",
-        f"--max-model-len={room}",
-        f"--num-gpu-blocks={room // 16 + 1}",
-        "--no-log-requests",
-    )
-    with (
-        FrontendDouble() as frontend,
-        EngineProcess(f"--handshake-address={frontend.handshake_address}", *flags) as engine,
-    ):
-        frontend.handshake()
-        engine.wait_for("engine ready")
-        before = cpu_seconds(engine.process.pid)
-        for number in range(running):
-            frontend.add(request_id(number), prompt=[number + 1] * 32, max_tokens=length)
-        lasted_s = _read_all(frontend._outputs[0])
-        used = cpu_seconds(engine.process.pid) - before
-    return used / (running * length), running * length / lasted_s
+def _window(rig: Rig, lasts_s: float) -> tuple[float, float, int]:
+    """Let a paused engine run for a while; return CPU and other seconds that it took, and steps that it made."""
+    rig.resume()
+    began, used_before_s = time.monotonic(), rig.cpu_s
+    made_at = rig.steps.read_for(lasts_s)
+    ended, used_s = time.monotonic(), rig.cpu_s - used_before_s
+    rig.pause()
+    # What had been said by then may have been on its way still.
+    made_at += rig.steps.read_rest()
+    return used_s, ended - began, sum(began <= moment <= ended for moment in made_at)
 
 
 def _plain(running: int, chunk_size: int, steps: int) -> float:
+    """Return the CPU seconds of one token of the plain loop."""
     with zmq.Context() as context, context.socket(zmq.PULL) as socket:
         address = f"tcp://127.0.0.1:{free_port()}"
         socket.bind(address)
         command = [sys.executable, "-m", "benchmarks.reference", address, str(running), str(chunk_size), str(steps)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
             socket.recv()
-            before = cpu_seconds(process.pid)
-            _read_all(socket)
-            used = cpu_seconds(process.pid) - before
+            used_before_s = cpu_seconds(process.pid)
+            for _ in range(steps):
+                socket.recv(copy=False)
+            used_s = cpu_seconds(process.pid) - used_before_s
             process.communicate()
-    return used / (running * chunk_size * steps)
-
-
-def _read_all(socket: zmq.Socket[bytes]) -> float:
-    """Read until nothing comes any more; return the seconds from the first message to the last."""
-    socket.poll(10_000)
-    began = last = time.monotonic()
-    while socket.poll(_SILENCE_MS):
-        socket.recv_multipart(copy=False)
-        last = time.monotonic()
-    return last - began
+    return used_s / (running * chunk_size * steps)

@@ -4,10 +4,13 @@
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from benchmarks.reference import PlainLoop, request_id
 from benchmarks.report import Table
+from benchmarks.rig import PROMPT_TOKENS
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
@@ -20,24 +23,52 @@ from mockengine.wire.messages import Add
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import SamplingParams
 
-_ENDLESS = 2**31 - 2
+TITLE: Final = "Step alone"
+
+_MAX_MODEL_LEN: Final = 2**31 - 1
+_TURNS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Seconds that one thing takes the engine, and that what it is compared with takes, measured in turns."""
+
+    ours_s: float
+    theirs_s: float
+
+    @property
+    def ratio(self) -> float:
+        """The engine's cost in that of the other."""
+        return self.ours_s / self.theirs_s
 
 
 def measure(running: tuple[int, ...], chunk_sizes: tuple[int, ...], least_s: float) -> Table:
     """Measure the cost of a token by running requests and chunk size, for at least `least_s` seconds each."""
-    table = Table("Step alone", ("chunk", "running", "engine ns/token", "plain loop ns/token", "ratio"))
+    columns = ("chunk", "running", "engine ns/token", "plain loop ns/token", "ratio", "tokens per CPU s")
+    table = Table(TITLE, columns)
     for chunk_size in chunk_sizes:
         for count in running:
-            engine = make_engine(count, chunk_size)
-            plain = PlainLoop(count, chunk_size)
-            # In turns, so that a machine that changes its speed changes it for both.
-            costs = [(_cost(partial(engine.step, 1.0), least_s / 3), _cost(plain.step, least_s / 3)) for _ in range(3)]
-            ours, theirs = (min(cost) / (count * chunk_size) for cost in zip(*costs, strict=True))
-            table.add(chunk_size, count, 1e9 * ours, 1e9 * theirs, ours / theirs)
+            cost = compare(count, chunk_size, least_s)
+            table.add(chunk_size, count, 1e9 * cost.ours_s, 1e9 * cost.theirs_s, cost.ratio, 1 / cost.ours_s)
     return table
 
 
-def make_engine(running: int, chunk_size: int, max_model_len: int = 2**31 - 1) -> EngineCore:
+def compare(running: int, chunk_size: int, least_s: float) -> Comparison:
+    """Measure the cost of a token, in turns, so that a machine that changes its speed changes it for both."""
+    engine = make_engine(running, chunk_size)
+    plain = PlainLoop(running, chunk_size)
+    step, turn_s = partial(engine.step, 1.0), least_s / _TURNS
+    costs = [(_cost(step, turn_s), _cost(plain.step, turn_s)) for _ in range(_TURNS)]
+    ours_s, theirs_s = (min(cost) / (running * chunk_size) for cost in zip(*costs, strict=True))
+    return Comparison(ours_s, theirs_s)
+
+
+def plain_token_s(running: int, least_s: float) -> float:
+    """Return the CPU seconds of one token of the plain loop."""
+    return _cost(PlainLoop(running, 1).step, least_s) / running
+
+
+def make_engine(running: int, chunk_size: int, max_model_len: int = _MAX_MODEL_LEN) -> EngineCore:
     """Return an engine with so many requests in the middle of an endless reply."""
     configure("json", "error")
     config = EngineConfig(
@@ -55,18 +86,18 @@ def make_engine(running: int, chunk_size: int, max_model_len: int = 2**31 - 1) -
     journal = Journal(get_logger(), log_requests=False, chunk_size=chunk_size)
     engine = EngineCore(0, config, RandomTokens(32_000), Dialect(NEWEST), journal)
     for number in range(running):
-        engine.receive(Add(make_request(number)), 0, 0.0)
+        engine.receive(Add(_endless_request(number)), 0, 0.0)
     for _ in range(3):
         engine.step(0.5)
     return engine
 
 
-def make_request(number: int, prompt_tokens: int = 32, max_tokens: int = _ENDLESS - 32) -> EngineCoreRequest:
+def _endless_request(number: int) -> EngineCoreRequest:
     """Return a request as a frontend of the newest line sends it."""
     return EngineCoreRequest(
         request_id=request_id(number),
-        prompt_token_ids=array("I", range(number, number + prompt_tokens)),
-        sampling_params=SamplingParams(max_tokens=max_tokens),
+        prompt_token_ids=array("I", range(number, number + PROMPT_TOKENS)),
+        sampling_params=SamplingParams(max_tokens=_MAX_MODEL_LEN - 1 - PROMPT_TOKENS),
         client_index=0,
         sampling_keys=frozenset({"max_tokens", "stop"}),
     )

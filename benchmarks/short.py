@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short form: the ratios that tell whether a change has made the engine slower, in less than a minute."""
+
+from typing import Final
+
+from benchmarks import arrivals, lateness, rest, sink, steps
+from benchmarks.expected import Measures
+from benchmarks.rig import joined
+
+_STEP_S: Final = 0.6
+_WINDOW_S: Final = 0.2
+_REQUESTS: Final = 2_000
+_STARTS: Final = 3
+_ITL_MS: Final = 5.0
+_LATE_RUNNING: Final = 256
+# Many short windows: on a busy machine some are quiet.
+_LATE_WINDOWS: Final = 16
+_LATE_WINDOW_S: Final = 0.25
+
+
+def _lateness() -> float:
+    """Return the p99 of the quietest window, in steps."""
+    with joined(f"--itl-ms={_ITL_MS}") as rig:
+        grid = lateness.start(rig, _LATE_RUNNING, _ITL_MS)
+        windows = [lateness.listen(rig, grid, _LATE_WINDOW_S) for _ in range(_LATE_WINDOWS)]
+    return min(lateness.quantile(window.made_ms, 0.99) for window in windows) / _ITL_MS
+
+
+RATIOS: Final[Measures] = {
+    "step alone, 256 running, in plain loops": lambda: steps.compare(256, 1, _STEP_S).ratio,
+    "step alone, 4096 running, in plain loops": lambda: steps.compare(4_096, 1, _STEP_S).ratio,
+    "over TCP, 64 running, in plain loops": lambda: sink.compare(64, 1, _WINDOW_S)[0].ratio,
+    "over TCP, 256 running, in plain loops": lambda: sink.compare(256, 1, _WINDOW_S)[0].ratio,
+    "ADD, in msgpack's decoding": lambda: arrivals.compare_add(_REQUESTS).ratio,
+    "prompt of 44000 tokens, in msgpack's decoding": lambda: arrivals.compare_prompt(44_000).ratio,
+    "prompt of 128000 tokens, in msgpack's decoding": lambda: arrivals.compare_prompt(128_000).ratio,
+    "start to READY, in imports of a plain loop": lambda: rest.compare_start(_STARTS, min).ratio,
+    "lateness p99, 256 running, in steps of 5 ms": _lateness,
+}
+"""What measures each; less is better in all of them."""
