@@ -115,6 +115,15 @@ class Journal:
             self._stalled.add(client)
             self._log.info(Event.CLIENT_STALLED, client=client, buffered_bytes=buffered_bytes)
 
+    def output_refused(self, client: int | None, reason: str) -> None:
+        """Log that what listens where a client (None: the coordinator) should is none."""
+        self._log.warning(
+            Event.OUTPUT_REFUSED,
+            client=client,
+            reason=reason,
+            hint="it is tried again while what is to be said waits; is it a proxy, or something else at that port?",
+        )
+
     # The life of the process.
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:

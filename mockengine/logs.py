@@ -40,6 +40,7 @@ class Event(StrEnum):
     ABANDONED_FRONTEND_TOLD = "abandoned frontend told"
     STATE_NOT_KEPT = "state not kept"
     CLIENT_STALLED = "client stalled"
+    OUTPUT_REFUSED = "output refused"
     MESSAGE_DROPPED = "message dropped"
     ENGINE_LEAVING = "engine leaving"
     ENGINE_LEFT = "engine left"

@@ -31,6 +31,10 @@ _HANDSHAKE_S: Final = 30.0
 # What one system call takes (IOV_MAX is 1024).
 _MOST_BUFFERS: Final = 1_000
 _RECEIVED_BYTES: Final = 4_096
+# Answers to heartbeats that wait for a peer that does not read; one would do.
+_MOST_OWED_BYTES: Final = 1_024
+# A peer that says more than that to one that only sends must live with the end.
+_MOST_HUSHED: Final = 64
 _HIGHEST_PORT: Final = 65_535
 # In bytes; the kernel's own limit.
 _LONGEST_PATH: Final = 107
@@ -45,6 +49,7 @@ class Connection:
 
     Attributes:
         deadline: when `advance` is to be called although nothing has happened, in seconds of the monotonic clock.
+        refusal: why the last peer that could not be spoken to was none, if there was one.
 
     """
 
@@ -60,6 +65,8 @@ class Connection:
 
         """
         self.deadline: float | None = None
+        self.refusal: str | None = None
+        self._address = address
         self._target = _target(address)
         self._on_drop = on_drop
         self._socket: socket.socket | None = None
@@ -82,7 +89,8 @@ class Connection:
     @property
     def awaits_writing(self) -> bool:
         """Whether something waits for the kernel to take it, besides messages."""
-        return self._peer is None or bool(self._owed)
+        # Until the peer is ready nothing is said but who this is, and that needs no waiting.
+        return self._peer is None or (self._peer.is_ready and bool(self._owed))
 
     @property
     def has_left(self) -> bool:
@@ -152,15 +160,14 @@ class Connection:
             self._lose(now)
 
     def _next_address(self) -> _Address:
-        """Return where to try next: the addresses of the target in turn, once they are known."""
+        """Return where to try next: the addresses of the target in turn, looked up anew when all have been tried."""
         if isinstance(self._target, str):
             return socket.AF_UNIX, self._target
         if not self._addresses:
             host, port, family = self._target
             found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
             self._addresses += [(family, address) for family, _, _, _, address in found]
-        self._addresses.rotate(-1)
-        return self._addresses[-1]
+        return self._addresses.popleft()
 
     def _greet(self, now: float) -> None:
         """Say who this is, if the connection stands by now."""
@@ -187,7 +194,8 @@ class Connection:
             said = b""
         try:
             answers = self._peer.hear(said)
-        except ZmtpError:
+        except ZmtpError as error:
+            self.refusal = f"{self._address}: {error}"
             said = b""
         if not said:
             self._lose(now)
@@ -195,7 +203,7 @@ class Connection:
         for answer in answers:
             if answer is READY:
                 self.write([answer])
-            else:
+            elif len(self._owed) < _MOST_OWED_BYTES:
                 self._owed += answer
         if self._peer.is_ready:
             self.deadline = None
@@ -222,12 +230,21 @@ def _target(address: str) -> _Target:
         # As in libzmq, @ stands for the NUL of an abstract name.
         return "\0" + rest[1:] if rest[0] == "@" else rest
     host, colon, port = rest.rpartition(":")
-    if scheme != "tcp" or not colon or host in ("", "*") or not port.isdecimal() or not 0 < int(port) <= _HIGHEST_PORT:
+    is_port = colon and port.isdecimal() and 0 < int(port) <= _HIGHEST_PORT
+    if scheme != "tcp" or not is_port or not _can_be_looked_up(host):
         forms = f"tcp://host:port nor ipc://path, of {_LONGEST_PATH} bytes at most"
         raise AddressError(f"{shown(address)} is neither {forms}")
     if host[0] == "[" and host[-1] == "]":
         return host[1:-1], int(port), socket.AF_UNSPEC
     return host, int(port), socket.AF_INET
+
+
+def _can_be_looked_up(host: str) -> bool:
+    """Tell whether a name is one that may be asked for: no empty labels, none that are too long."""
+    try:
+        return host.encode("idna") not in (b"", b"*")
+    except UnicodeError:
+        return False
 
 
 def _unacknowledged_bytes(connection: socket.socket) -> int:
@@ -240,5 +257,6 @@ def _unacknowledged_bytes(connection: socket.socket) -> int:
 def _hush(connection: socket.socket) -> None:
     """Read what has not been read, because the kernel would drop what still leaves when that is closed upon."""
     with suppress(OSError):
-        while connection.recv(_RECEIVED_BYTES):
-            pass
+        for _ in range(_MOST_HUSHED):
+            if not connection.recv(_RECEIVED_BYTES):
+                return

@@ -26,7 +26,7 @@ from mockengine.wire.messages import COORDINATOR_READY, read_message
 _DRAIN_S: Final = 0.005
 # Longest time that steps may keep arrivals waiting, but for the one step that exceeds it.
 _STEPPING_S: Final = 0.001
-# Steps without a pace that a rank makes and sends together.
+# Steps without a pace that are made and sent together, by all ranks that have any to make.
 _MOST_STEPS: Final = 512
 # What was sent before a signal may still be on its way to the sockets: leaving waits for a silence this long.
 _SILENCE_MS: Final = 100
@@ -52,6 +52,9 @@ class LoopReporter(Protocol):
 
     def client_stalled(self, client: int, buffered_bytes: int) -> None:
         """Hear that a client does not read and makes its requests wait."""
+
+    def output_refused(self, client: int | None, reason: str) -> None:
+        """Hear that what listens where a client (None: the coordinator) should is none; said once."""
 
     def leaving(self, signal_name: str | None, in_flight: int, drain_s: float) -> None:
         """Hear that a signal asked to stop, with `in_flight` requests that have `drain_s` seconds left."""
@@ -99,6 +102,8 @@ class Loop:
             self._outboxes[COORDINATOR] = session.coordinator
         # Destinations that take no more for now.
         self._blocked: set[int] = set()
+        # Those of which it has been told that what listens there cannot be spoken to.
+        self._refused: set[int] = set()
         self._leave_by: float | None = None
         # When the next step was due, as far as was known before the last sleep.
         self._due: float | None = None
@@ -163,12 +168,17 @@ class Loop:
         while (deadline := self._ranks.next_deadline(now, self._blocked)) is not None and deadline <= now:
             lateness_s = now - (deadline if self._due is None else min(deadline, self._due))
             self._due = None
-            outbound = self._ranks.step(now, self._blocked, _MOST_STEPS)
+            outbound = self._ranks.step(now, self._blocked, self._most_steps())
             self._reporter.stepped(max((len(each.messages) for each in outbound), default=1), lateness_s)
             self._send(outbound)
             now = self._clock()
             if now >= end:
                 return
+
+    def _most_steps(self) -> int:
+        """Return how many steps each rank may make at once: 64 full bursts would keep arrivals waiting for a second."""
+        busy = sum(1 for engine in self._ranks.engines if engine.num_requests)
+        return max(1, _MOST_STEPS // max(1, busy))
 
     def _send(self, outbound: list[Outbound]) -> None:
         for message in outbound:
@@ -184,6 +194,9 @@ class Loop:
         for destination, outbox in self._outboxes.items():
             if outbox.is_in(readable) or (outbox.deadline is not None and now >= outbox.deadline):
                 outbox.advance(now)
+                if outbox.refusal is not None and destination not in self._refused:
+                    self._refused.add(destination)
+                    self._reporter.output_refused(None if destination == COORDINATOR else destination, outbox.refusal)
                 if not outbox.is_blocked:
                     self._blocked.discard(destination)
 

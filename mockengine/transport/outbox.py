@@ -67,6 +67,11 @@ class Outbox:
         """When `advance` is to be called although nothing has happened, in seconds of the monotonic clock."""
         return self._connection.deadline
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the last peer that could not be spoken to was none, if there was one."""
+        return self._connection.refusal
+
     def send(self, messages: Sequence[Message]) -> None:
         """Send messages now as far as the peer takes them, the rest when it does; never waits.
 

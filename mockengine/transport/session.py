@@ -184,7 +184,12 @@ class Session:
                 return False
             moments = [outbox.deadline for outbox in waiting if outbox.deadline is not None]
             patience_s = _TURN_S if any(outbox.has_pending for outbox in waiting) else _LAST_BYTES_S
-            poller.poll(ceil(1_000 * max(0, min(patience_s, min(moments, default=end) - now, end - now))))
+            patience_s = max(0, min(patience_s, min(moments, default=end) - now, end - now))
+            if poller.sockets:
+                poller.poll(ceil(1_000 * patience_s))
+            else:
+                # No connection stands, and a poller without anything to wait for does not wait.
+                time.sleep(patience_s)
             for outbox in self.outboxes:
                 outbox.advance(time.monotonic())
         return True

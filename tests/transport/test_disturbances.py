@@ -4,7 +4,9 @@
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import pairwise
+from socket import create_server
 
 import msgpack
 import pytest
@@ -228,6 +230,20 @@ def test_init_with_an_address_that_cannot_be_one_costs_a_warning(address: str, w
         assert engine.wait_for("message dropped")["request_type"] == "INIT"
         frontend._handshake.send_multipart([engine_identity(0), frontend.init.to_wire()])
         assert frontend.next_status()[1].status == "READY"
+
+
+def test_what_listens_instead_of_a_client_is_named() -> None:
+    with FrontendDouble() as frontend, create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        frontend.init = replace(frontend.init, outputs=(f"tcp://127.0.0.1:{port}",))
+        with EngineThread(frontend) as engine:
+            frontend.handshake()
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                refused = engine.wait_for("output refused")
+    assert refused["client"] == 0
+    assert refused["reason"] == f"tcp://127.0.0.1:{port}: it does not speak ZMTP: it began with b'HTTP/1.1 400 Bad'"
 
 
 def test_many_ranks_and_clients_find_room() -> None:

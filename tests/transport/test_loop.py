@@ -2,6 +2,7 @@
 """The loop alone, with ranks that the test makes and a clock that only the test moves."""
 
 from collections.abc import Set as AbstractSet
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -31,16 +32,18 @@ class _Clock:
 class _Ranks:
     """Ranks with one step after the other due, which end the loop after some steps."""
 
-    def __init__(self, stop: StopSignal, due: list[float]) -> None:
+    def __init__(self, stop: StopSignal, due: list[float], busy: int = 0) -> None:
         self.num_requests = 0
-        self.engines = ()
+        self.engines = tuple(SimpleNamespace(num_requests=number < busy) for number in range(64))
+        self.allowed_steps: list[int] = []
         self._stop = stop
         self._due = due
 
     def next_deadline(self, _now: float, _blocked: AbstractSet[int]) -> float | None:
         return self._due[0] if self._due else None
 
-    def step(self, _now: float, _blocked: AbstractSet[int], _most_steps: int) -> list[Outbound]:
+    def step(self, _now: float, _blocked: AbstractSet[int], most_steps: int) -> list[Outbound]:
+        self.allowed_steps.append(most_steps)
         del self._due[0]
         if not self._due:
             self._stop.request("SIGTERM")
@@ -74,20 +77,24 @@ class _Log:
 
 
 def _run(due: list[float], tick_s: float) -> Journal:
+    with StopSignal() as stop:
+        return _run_ranks(_Ranks(stop, due), stop, tick_s)
+
+
+def _run_ranks(ranks: _Ranks, stop: StopSignal, tick_s: float) -> Journal:
     journal = Journal(cast("Any", _Log()), log_requests=False, chunk_size=1)
     nothing = _NothingThere()
-    with StopSignal() as stop:
-        loop = Loop(
-            cast("Session", nothing),
-            cast("Ranks", _Ranks(stop, due)),
-            cast("Presence", nothing),
-            stop,
-            zmq.Poller(),
-            journal,
-            drain_s=0,
-            clock=_Clock(tick_s),
-        )
-        assert loop.run() is Ending.STOPPED
+    loop = Loop(
+        cast("Session", nothing),
+        cast("Ranks", ranks),
+        cast("Presence", nothing),
+        stop,
+        zmq.Poller(),
+        journal,
+        drain_s=0,
+        clock=_Clock(tick_s),
+    )
+    assert loop.run() is Ending.STOPPED
     return journal
 
 
@@ -105,3 +112,11 @@ def test_what_arrivals_take_makes_a_step_late() -> None:
 
 def test_every_turn_is_told() -> None:
     assert _run(due=[99.0, 99.0, 99.0], tick_s=1.0).turned_at > 103.0
+
+
+@pytest.mark.parametrize(("busy", "allowed"), [(1, 512), (2, 256), (64, 8)])
+def test_ranks_that_have_something_to_say_share_what_is_said_at_once(busy: int, allowed: int) -> None:
+    with StopSignal() as stop:
+        ranks = _Ranks(stop, [0.0], busy)
+        _run_ranks(ranks, stop, tick_s=0.0)
+    assert ranks.allowed_steps == [allowed]

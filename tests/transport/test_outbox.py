@@ -13,7 +13,7 @@ import zmq
 from mockengine.testing.processes import free_port
 from mockengine.transport.connection import AddressError
 from mockengine.transport.outbox import Outbox
-from mockengine.transport.zmtp import GREETING
+from mockengine.transport.zmtp import GREETING, READY
 
 KB = 1_000
 LIMIT = 100 * KB
@@ -108,7 +108,11 @@ def test_version_6_of_ip_is_spoken_where_the_address_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["", "127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:0", "tcp://h:65536", "udp://h:1", "ipc://"]
+    "address",
+    [
+        *("", "127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:0", "tcp://h:65536", "udp://h:1", "ipc://"),
+        *("tcp://a..b:80", f"tcp://{64 * 'h'}:80"),
+    ],
 )
 def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(AddressError, match="is neither tcp://host:port nor ipc://path"):
@@ -193,6 +197,55 @@ def test_heartbeats_are_answered(outbox: Outbox, address: str) -> None:
         assert read(outbox, peer, 1) == [[b"last"]]
         peer.disable_monitor()
         events.close(0)
+
+
+def test_a_heartbeat_before_the_peer_is_ready_keeps_nobody_busy(outbox: Outbox, address: str) -> None:
+    host, port = address.removeprefix("tcp://").split(":")
+    ping, ready = b"\x04\x07\x04PING\0\0", b"\x04\x06\x05READY"
+    with socket.create_server((host, int(port))) as server:
+        outbox.advance(time.monotonic())
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(DEADLINE_S)
+            peer.sendall(GREETING + ping)
+            heard = peer.makefile("rb")
+            drive(outbox, lambda: _is_readable(peer))
+            assert heard.read(len(GREETING)) == GREETING
+            drive(outbox, lambda: _is_readable(peer))
+            assert heard.read(len(READY)) == READY
+            poller = zmq.Poller()
+            outbox.watch(poller)
+            assert poller.poll(0) == []
+            peer.sendall(ready)
+            drive(outbox, lambda: _is_readable(peer))
+            assert heard.read(7) == b"\x04\x05\x04PONG"
+
+
+def test_heartbeats_of_a_peer_that_does_not_read_are_not_all_answered(outbox: Outbox, address: str) -> None:
+    host, port = address.removeprefix("tcp://").split(":")
+    ping, pong, ready = b"\x04\x07\x04PING\0\0", b"\x04\x05\x04PONG", b"\x04\x06\x05READY"
+    pings, size = 1_000, 32 * KB * KB
+    with socket.create_server((host, int(port))) as server:
+        outbox.advance(time.monotonic())
+        peer, _ = server.accept()
+        with peer:
+            peer.settimeout(DEADLINE_S)
+            outbox.send([[bytes(size)]])
+            peer.sendall(GREETING + ready)
+            drive(outbox, lambda: outbox.buffered_bytes < size)
+            assert outbox.has_pending
+            peer.sendall(pings * ping)
+            quiet_after = time.monotonic() + 1.0
+            drive(outbox, lambda: time.monotonic() > quiet_after)
+            heard = bytearray()
+
+            def take() -> bool:
+                while _is_readable(peer):
+                    heard.extend(peer.recv(KB * KB))
+                return heard.endswith(pong)
+
+            drive(outbox, take)
+            assert 0 < heard.count(pong) < pings / 2
 
 
 @pytest.mark.parametrize(
