@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Queues of sequences that wait to be admitted: first come first served, or by priority."""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from mockengine.engine.sequences import TokenSequence
+
+
+class WaitingQueue(Protocol):
+    """Sequences in the order in which they are admitted."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[TokenSequence]: ...
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Take in a sequence that has arrived."""
+
+    def put_back(self, sequences: Sequence[TokenSequence]) -> None:
+        """Take in sequences that go before all others, where their order is not fixed anyway."""
+
+    def first(self) -> TokenSequence:
+        """Return the next one."""
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Remove one, wherever it is."""
+
+
+class ArrivalQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._sequences: OrderedDict[TokenSequence, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self._sequences)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Take in a sequence at the end."""
+        self._sequences[sequence] = None
+
+    def put_back(self, sequences: Sequence[TokenSequence]) -> None:
+        """Take in sequences at the front, in their order."""
+        for sequence in reversed(sequences):
+            self._sequences[sequence] = None
+            self._sequences.move_to_end(sequence, last=False)
+
+    def first(self) -> TokenSequence:
+        """Return the first one."""
+        return next(iter(self._sequences))
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Remove one, wherever it is."""
+        del self._sequences[sequence]
+
+
+_Rank: TypeAlias = tuple[int, float, str]
+
+
+def _rank(sequence: TokenSequence) -> _Rank:
+    return (sequence.priority, sequence.arrival_time, sequence.request_id)
+
+
+class PriorityQueue:
+    """The smallest priority first, of those the one that arrived first."""
+
+    def __init__(self) -> None:
+        self._sequences: list[TokenSequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        return iter(self._sequences)
+
+    def add(self, sequence: TokenSequence) -> None:
+        """Take in a sequence where it belongs."""
+        insort(self._sequences, sequence, key=_rank)
+
+    def put_back(self, sequences: Sequence[TokenSequence]) -> None:
+        """Take in sequences where they belong."""
+        for sequence in sequences:
+            self.add(sequence)
+
+    def first(self) -> TokenSequence:
+        """Return the one to be admitted next."""
+        return self._sequences[0]
+
+    def remove(self, sequence: TokenSequence) -> None:
+        """Remove one, wherever it is."""
+        del self._sequences[bisect_left(self._sequences, _rank(sequence), key=_rank)]
