@@ -29,6 +29,7 @@ usage: mockengine [serve] [FLAGS]
        mockengine settings [FLAGS] [--json]
        mockengine health [FLAGS]
        mockengine smoke --url URL [FLAGS]
+       mockengine fit RESULTS... [FLAGS]
 
 Plays vLLM's engine core, so that a real vLLM frontend serves without a GPU.
 
@@ -37,6 +38,7 @@ Commands:
   settings  print the settings in effect and where each comes from
   health    ask a running engine's admin port whether it is alive; exit code 0: it is, 1: it is not
   smoke     send one chat completion to a frontend and say what came back; has a --help of its own
+  fit       make a profile of a real deployment out of results of `vllm bench serve`; has a --help of its own
 
 Settings: a flag wins over a variable, a variable over the YAML file, the file over the default.
 The key in the file is the name of the flag, with _ for -.
@@ -120,9 +122,19 @@ def _health(words: list[str]) -> int:
 def _smoke(words: list[str]) -> int:
     from mockengine import smoke  # noqa: PLC0415 - an HTTP client that serving does not need
 
-    # It writes when it is done, and only here is known what to do when there is no room for that.
+    return _let_speak(smoke.main, words)
+
+
+def _fit(words: list[str]) -> int:
+    from mockengine.fit import command  # noqa: PLC0415 - nothing that serving needs
+
+    return _let_speak(command.main, words)
+
+
+def _let_speak(run: Callable[[Sequence[str]], int], words: list[str]) -> int:
+    """Run a command that writes when it is done: only here is known what to do when there is no room for that."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
-        exit_code = smoke.main(words)
+        exit_code = run(words)
     _complain(stderr.getvalue())
     said = _say(stdout.getvalue()) if stdout.getvalue() else 0
     return exit_code or said
@@ -133,6 +145,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
     "settings": _settings,
     "health": _health,
     "smoke": _smoke,
+    "fit": _fit,
 }
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from mockengine.durations import duration_ms
 
 MAX_RANKS: Final = 2**16
 """A rank is named on the wire by 2 bytes."""
@@ -111,7 +113,13 @@ def _check_path(value: str | None) -> str | None:
 
 
 Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
-Milliseconds = Annotated[float, Unit("milliseconds"), Field(ge=0, le=3_600_000)]
+Milliseconds = Annotated[
+    float,
+    Unit("milliseconds"),
+    Allowed("a duration of at most an hour, such as 250us, 20ms or 1.5s; a bare number is milliseconds"),
+    Field(ge=0, le=3_600_000),
+    BeforeValidator(duration_ms),
+]
 Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=MAX_INT32)]
 Address = Annotated[
     str,

@@ -95,7 +95,7 @@ def test_an_unknown_command_exits_with_2_and_names_those_there_are(capsys: pytes
     assert main(["sevre", "--seed", "x"]) == 2
     assert capsys.readouterr() == (
         "",
-        "mockengine: there is no command 'sevre' (use serve, settings, health, smoke, or --help)\n",
+        "mockengine: there is no command 'sevre' (use serve, settings, health, smoke, fit, or --help)\n",
     )
 
 
@@ -182,7 +182,9 @@ def _shell(arguments: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", ["--help", "--version", "settings", "settings --json", "smoke --help"])
+@pytest.mark.parametrize(
+    "arguments", ["--help", "--version", "settings", "settings --json", "smoke --help", "fit --help"]
+)
 def test_output_that_nobody_reads_to_the_end_is_no_error(arguments: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -211,7 +213,11 @@ def test_output_that_cannot_be_written_is_a_failure(arguments: str, redirection:
 
 @pytest.mark.parametrize("redirection", ["2>&-", "2>/dev/full"])
 @pytest.mark.parametrize(
-    ("arguments", "exit_code"), [("--bad", 2), ("settings --bad", 2), ("nonsense", 2), ("smoke --bad", 2), (_SMOKE, 1)]
+    ("arguments", "exit_code"),
+    [
+        *(("--bad", 2), ("settings --bad", 2), ("nonsense", 2), ("smoke --bad", 2), (_SMOKE, 1)),
+        *(("fit --bad", 2), ("fit no-such-file", 1)),
+    ],
 )
 def test_a_complaint_that_cannot_be_written_leaves_the_exit_code(
     arguments: str, exit_code: int, redirection: str

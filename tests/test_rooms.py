@@ -17,8 +17,9 @@ MAY_IMPORT = {
     "faults": {"wire"},
     "engine": {"wire", "replies", "faults"},
     "transport": {"wire", "engine"},
-    "settings_types": set[str](),
+    "settings_types": {"durations"},
     "settings_rules": {"settings_types"},
+    "durations": set[str](),
     "settings": {"settings_types", "settings_rules"},
     "settings_sources": {"settings", "settings_types", "settings_rules"},
     "settings_docs": {"settings", "testing"},
@@ -30,13 +31,14 @@ MAY_IMPORT = {
     "state_file": set[str](),
     "health": set[str](),
     "smoke": set[str](),
+    "fit": {"engine"},
     "service": {
         *("settings", "logs", "journal", "watch", "state_file"),
         *("wire", "replies", "faults", "engine", "transport", "admin", ""),
     },
-    "cli": {"settings", "settings_sources", "service", "smoke", "health", ""},
+    "cli": {"settings", "settings_sources", "service", "smoke", "fit", "health", ""},
     "__main__": {"cli"},
-    "testing": {"wire"},
+    "testing": {"wire", "engine"},
 }
 
 
