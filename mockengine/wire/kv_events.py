@@ -24,6 +24,7 @@ _MESSAGE_FRAMES: Final = 3
 _BATCH_ITEMS_LEAST: Final = 2
 _BATCH_ITEMS_MOST: Final = 3
 _FIXARRAY_ITEMS: Final = 16
+_FIXMAP_ITEMS: Final = 16
 _ARRAY16_ITEMS_MOST: Final = 0xFFFF
 _END_SEQUENCE: Final = b"\xff" * _SEQUENCE_BYTES
 
@@ -251,21 +252,20 @@ _LAYOUTS: Final[Mapping[str, _Layout]] = {
     "AllBlocksCleared": _Layout(AllBlocksCleared, {}, always=0, always_as_array=0),
 }
 _NEVER_NIL: Final = frozenset({"block_hashes", "token_ids", "block_size"})
-_KEYS: Final = {key: pack(key) for layout in _LAYOUTS.values() for key in layout.readers}
-_TYPES: Final = {name: pack("type") + pack(name) for name in _LAYOUTS}
 
 
 def _map_bytes(event: KVCacheEvent) -> bytes:
     name = type(event).__name__
     layout = _LAYOUTS[name]
-    said = [
-        (key, value)
-        for index, key in enumerate(layout.readers)
-        if (value := getattr(event, key)) is not None or index < layout.always
-    ]
-    count = len(said) + 1
-    header = b"\xde" + count.to_bytes(2, "big") if layout.is_large else bytes([0x80 | count])
-    return header + _TYPES[name] + b"".join(_KEYS[key] + pack(value) for key, value in said)
+    said: dict[str, object] = {"type": name}
+    for index, key in enumerate(layout.readers):
+        value = getattr(event, key)
+        if value is not None or index < layout.always:
+            said[key] = value
+    packed = pack(said)
+    if not layout.is_large or len(said) >= _FIXMAP_ITEMS:
+        return packed
+    return b"\xde" + len(said).to_bytes(2, "big") + packed[1:]
 
 
 def _array_bytes(event: KVCacheEvent) -> bytes:
