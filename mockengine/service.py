@@ -11,10 +11,11 @@ import zmq
 from mockengine import __version__, logs
 from mockengine.admin.port import AdminPort, AdminPortError
 from mockengine.admin.view import View
-from mockengine.engine.config import EngineConfig
+from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.ranks import Ranks
+from mockengine.engine.timing import TimingConfig
 from mockengine.journal import Journal
 from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
@@ -299,6 +300,8 @@ class _Service:
             has_coordinator=init.has_coordinator,
             has_waves=init.coordinates_waves,
             itl_s=settings.itl_ms / 1_000,
+            batching=_batching(settings),
+            timing=_timing(settings),
         )
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))
@@ -335,3 +338,30 @@ class _Service:
             "it may have refused parallel_config_hash: a Python frontend of a mixture-of-experts model then logs "
             "'Configuration mismatch detected' with the expected hash, which MOCKENGINE_PARALLEL_CONFIG_HASH must name"
         )
+
+
+def _batching(settings: Settings) -> BatchingConfig | None:
+    if settings.load_model == "off":
+        return None
+    return BatchingConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_gpu_blocks=settings.num_gpu_blocks,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        scheduling_policy=settings.scheduling_policy,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        async_scheduling=settings.async_scheduling,
+    )
+
+
+def _timing(settings: Settings) -> TimingConfig:
+    return TimingConfig(
+        timing=settings.timing,
+        time_scale=settings.time_scale,
+        timing_distribution=settings.timing_distribution,
+        step_base_ms=settings.step_base_ms,
+        step_ms_per_prefill_token=settings.step_ms_per_prefill_token,
+        step_ms_per_decode=settings.step_ms_per_decode,
+        step_ms_per_context_token=settings.step_ms_per_context_token,
+        step_jitter=settings.step_jitter,
+    )

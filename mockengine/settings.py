@@ -118,30 +118,59 @@ class Settings(BaseSettings):
 
     # The engine that is played
     max_model_len: Tokens = Field(default=32_768, description="Longest prompt and reply together.")
-    block_size: BlockSize = Field(
-        default=16, description="Size of one block of the KV cache, as reported to the frontend."
-    )
+    block_size: BlockSize = Field(default=16, description="Size of one block of the KV cache.")
     num_gpu_blocks: Annotated[int, Unit("blocks")] = Field(
         default=16_384,
         ge=1,
         le=10_000_000,
-        description="Number of blocks in the KV cache of each rank, as reported to the frontend.",
+        description="Number of blocks in the KV cache of each rank; a limit with load_model vllm, else only reported.",
     )
     max_num_seqs: Annotated[int, Unit("requests")] = Field(
         default=256,
         ge=1,
         le=65_536,
-        description="Most requests at a time on each rank, as reported to the frontend; no limit is kept yet.",
+        description="Most requests that run at a time on each rank; a limit with load_model vllm, else only reported.",
     )
     max_num_batched_tokens: Tokens = Field(
         default=8_192,
-        description="Most tokens in one step of a rank, as reported to the frontend; no limit is kept yet.",
+        description="Most tokens in one step of a rank; a limit with load_model vllm, else only reported.",
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Number format of the model, as reported to the frontend."
     )
 
+    # Load
+    load_model: Literal["off", "vllm"] = Field(
+        default="off",
+        description=(
+            "How requests share the engine: off runs whatever arrives at once; vllm queues, batches, caches and "
+            "preempts as vLLM's scheduler does."
+        ),
+    )
+    scheduling_policy: Literal["fcfs", "priority"] = Field(
+        default="fcfs", description="Which request goes first: the one that came first, or the one of least priority."
+    )
+    long_prefill_token_threshold: Annotated[int, Unit("tokens")] = Field(
+        default=0,
+        ge=0,
+        le=MAX_INT32,
+        description="Most tokens of one prompt in a step beside other requests; 0 is no limit of its own.",
+    )
+    enable_prefix_caching: bool = Field(
+        default=True, description="Take the beginning of a prompt from the KV cache where it is there."
+    )
+    async_scheduling: bool = Field(
+        default=True, description="Schedule a step while the one before it is computed, as on a GPU."
+    )
+
     # Timing
+    timing: Literal["instant", "step"] = Field(
+        default="instant",
+        description=(
+            "How long steps take: instant is no time, but for itl_ms without a load_model; step follows from what they "
+            "compute, by the settings step_…, and needs load_model vllm."
+        ),
+    )
     itl_ms: Milliseconds = Field(
         default=0.0,
         description=(
@@ -149,6 +178,27 @@ class Settings(BaseSettings):
             "reads."
         ),
     )
+    step_base_ms: Milliseconds = Field(default=0.0, description="What every step takes.")
+    step_ms_per_prefill_token: Milliseconds = Field(
+        default=0.0, description="What a step takes besides for each token of a prompt that it computes."
+    )
+    step_ms_per_decode: Milliseconds = Field(
+        default=0.0, description="What a step takes besides for each request that gets another token."
+    )
+    step_ms_per_context_token: Milliseconds = Field(
+        default=0.0,
+        description="What a step takes besides for each token of prompt and reply that those requests have so far.",
+    )
+    step_jitter: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="Standard deviation of a step's duration, as a fraction of it; the seed decides each.",
+    )
+    timing_distribution: Literal["normal", "lognormal", "gamma"] = Field(
+        default="normal", description="How durations spread around their mean; none is ever below 0."
+    )
+    time_scale: float = Field(default=1.0, ge=0, le=1_000, description="By what all durations of steps are multiplied.")
     max_buffered_bytes: Annotated[int, Unit("bytes")] = Field(
         default=64 * 2**20,
         ge=2**16,
@@ -204,7 +254,8 @@ class Settings(BaseSettings):
     @property
     def most_bytes_ahead(self) -> int:
         """What may wait for a client: less where the engine is not timed, and would only run ahead of the frontend."""
-        return self.max_buffered_bytes if self.itl_ms else min(self.max_buffered_bytes, _MOST_AHEAD_BYTES)
+        is_timed = self.itl_ms > 0 if self.load_model == "off" else self.timing != "instant"
+        return self.max_buffered_bytes if is_timed else min(self.max_buffered_bytes, _MOST_AHEAD_BYTES)
 
 
 # A group of `--help` and of the docs starts at the setting named here.
@@ -212,7 +263,8 @@ _GROUPS: Final = {
     "handshake_address": "Joining the frontend, and leaving it",
     "admin_host": "Admin port",
     "max_model_len": "The engine that is played",
-    "itl_ms": "Timing",
+    "load_model": "Load",
+    "timing": "Timing",
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",
 }

@@ -46,6 +46,31 @@ def _the_longest_request_fits(max_model_len: int, block_size: int, num_gpu_block
     )
 
 
+def _the_cache_keeps_a_block_to_itself(
+    load_model: str, max_model_len: int, block_size: int, num_gpu_blocks: int
+) -> str | None:
+    usable = (num_gpu_blocks - 1) * block_size
+    if load_model == "off" or usable >= max_model_len:
+        return None
+    needed = 1 - (-max_model_len // block_size)
+    return (
+        f"one block is never used, as in vLLM, and the others hold {usable} tokens, fewer than the longest request "
+        f"(use a num_gpu_blocks of at least {needed}, or a max_model_len of at most {usable})"
+    )
+
+
+def _steps_have_a_scheduler(load_model: str, timing: str) -> str | None:
+    if timing == "instant" or load_model != "off":
+        return None
+    return f"without a scheduler there are no steps that could take time (use load_model=vllm with timing={timing})"
+
+
+def _a_pace_or_a_scheduler(load_model: str, itl_ms: float) -> str | None:
+    if load_model == "off" or not itl_ms:
+        return None
+    return "steps of the scheduler take the time that timing says (use timing=step with step_base_ms instead of itl_ms)"
+
+
 def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
     host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
     if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
@@ -58,6 +83,9 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
     (("max_num_batched_tokens", "max_num_seqs"), _a_step_serves_every_request),
     (("max_model_len", "block_size", "num_gpu_blocks"), _the_longest_request_fits),
+    (("load_model", "max_model_len", "block_size", "num_gpu_blocks"), _the_cache_keeps_a_block_to_itself),
+    (("load_model", "timing"), _steps_have_a_scheduler),
+    (("load_model", "itl_ms"), _a_pace_or_a_scheduler),
     (("handshake_address", "admin_port"), _two_listen_at_two_ports),
 )
 

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from mockengine.settings import Settings
 from mockengine.settings_types import BLOCK_SIZES
@@ -29,6 +29,9 @@ SET_BY_THE_CHART: Final = {
 LARGEST_EXACT: Final = 2**53 - 1
 """Helm reads numbers as 64-bit floats: larger integers must be written as text."""
 
+# Durations of less than an hour, written with a unit.
+_DURATION: Final = r"[0-9]{1,6}(\.[0-9]+)?(us|ms)|[0-9]{1,3}(\.[0-9]+)?s|[0-5]?[0-9](\.[0-9]+)?m"
+
 # What the code of a setting's own check allows, which no schema can tell.
 _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {"block_size": {"enum": list(BLOCK_SIZES)}}
 
@@ -41,7 +44,7 @@ def settings_schema() -> dict[str, Any]:
         "description": "Settings of the engine by their YAML keys: docs/settings.md. Written by `make docs`.",
         "type": "object",
         "additionalProperties": False,
-        "properties": {name: _or_null(_as_helm_reads_it(described[name] | _checked_by_code(name))) for name in names},
+        "properties": {name: _or_null(_in_helm(name, described[name])) for name in names},
     }
 
 
@@ -52,6 +55,11 @@ def text() -> str:
     return json.dumps(schema, indent=2) + "\n"
 
 
+def _in_helm(name: str, described: dict[str, Any]) -> dict[str, Any]:
+    is_duration = any(isinstance(fact, BeforeValidator) for fact in Settings.model_fields[name].metadata)
+    return _as_helm_reads_it(described | _checked_by_code(name), is_duration=is_duration)
+
+
 def _checked_by_code(name: str) -> dict[str, Any]:
     """Return what the schema must say besides; raises `ValueError` if nobody has said it."""
     has_code = any(isinstance(fact, AfterValidator) for fact in Settings.model_fields[name].metadata)
@@ -60,14 +68,19 @@ def _checked_by_code(name: str) -> dict[str, Any]:
     return _CHECKED_BY_CODE.get(name, {})
 
 
-def _as_helm_reads_it(described: dict[str, Any]) -> dict[str, Any]:
-    """Allow text for numbers that helm would spoil: integers beyond a float's precision, and fractions in `--set`."""
+def _as_helm_reads_it(described: dict[str, Any], *, is_duration: bool) -> dict[str, Any]:
+    """Allow text for numbers that helm would spoil: integers beyond a float's precision, and fractions in `--set`.
+
+    A duration may have a unit.
+    """
     facts = {key: value for key, value in described.items() if key != "title"}
     bounds = {key: facts[key] for key in facts if key in {"minimum", "maximum"}}
     about = {key: facts[key] for key in facts if key in {"description", "default"}}
     if facts.get("type") == "number":
         largest = int(facts["maximum"])
-        as_text = {"type": "string", "pattern": rf"^(({_whole_numbers_below(largest)})\.[0-9]+|{largest}\.0+)$"}
+        fractions = rf"({_whole_numbers_below(largest)})\.[0-9]+|{largest}\.0+"
+        with_units = f"|{_DURATION}" if is_duration else ""
+        as_text = {"type": "string", "pattern": f"^({fractions}{with_units})$"}
         return about | {"anyOf": [{"type": "number"} | bounds, as_text]}
     if facts.get("maximum", 0) > LARGEST_EXACT:
         about["description"] += f" Quote one that is larger than {LARGEST_EXACT}."

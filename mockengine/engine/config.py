@@ -1,9 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine needs to know to run: a value that the service makes of the settings and of a frontend's INIT."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
+from mockengine.engine.timing import TimingConfig
 from mockengine.replies.key import SeedScope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchingConfig:
+    """Limits and cache of a rank, under the settings' names.
+
+    Attributes:
+        async_scheduling: whether a step is scheduled while the one before it is computed.
+
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8_192
+    num_gpu_blocks: int = 16_384
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +31,9 @@ class EngineConfig:
     """The engine's part of the settings, under the same names and with the same meaning.
 
     Attributes:
-        itl_s: time from one step to the next, in seconds; 0 is as soon as clients take the output.
+        batching: scheduler and cache; without it whatever arrives runs at once.
+        timing: how long steps take with `batching`.
+        itl_s: without it, time from one step to the next, in seconds; 0 is as soon as clients take the output.
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
         has_waves: whether it coordinates waves, as for a mixture of experts.
@@ -29,6 +51,8 @@ class EngineConfig:
     has_coordinator: bool
     has_waves: bool
     itl_s: float = 0.0
+    batching: BatchingConfig | None = None
+    timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
 
     @property
     def reports_finished_requests(self) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utility calls: what an engine without memory, weights or adapters answers (protocol section 6).
+"""Utility calls: what an engine without weights or adapters answers (protocol section 6).
 
 Constants are those of vLLM's own mock engine, plus what keeps a frontend's routes from failing where a real engine's
 would not. A method that is not here fails with vLLM's words: nothing is silently nil.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.runner import Runner
 from mockengine.wire.utility import UtilityCall, failure_message, unknown_method
 from mockengine.wire.values import shown
 
@@ -32,22 +33,27 @@ class Control:
     Attributes:
         block_size: tokens per KV-cache block.
         dialect: the frontend's line, on which the form of some answers depends.
+        runner: what some calls are about.
         weight_version: label of the weights, as last set.
+        now: when the call came that is answered.
 
     """
 
-    def __init__(self, block_size: int, dialect: Dialect) -> None:
+    def __init__(self, block_size: int, dialect: Dialect, runner: Runner) -> None:
         self.block_size = block_size
         self.dialect = dialect
+        self.runner = runner
         self.weight_version = _DEFAULT_WEIGHT_VERSION
+        self.now = 0.0
 
-    def answer(self, call: UtilityCall) -> Any:
-        """Return the result of a call.
+    def answer(self, call: UtilityCall, now: float) -> Any:
+        """Return the result of a call that came at `now`, in engine seconds.
 
         Raises:
             UtilityError: the call fails; unknown method, wrong number of arguments, or as a real engine would.
 
         """
+        self.now = now
         method = _METHODS.get(call.method)
         if method is None:
             raise UtilityError(unknown_method(call.method))
@@ -84,6 +90,10 @@ def _pause(_control: Control, args: tuple[Any, ...]) -> None:
         raise UtilityError(f"Invalid pause mode: {str(mode)[:_ECHOED_CHARACTERS]}")
 
 
+def _reset_prefix_cache(control: Control, args: tuple[Any, ...]) -> bool:
+    return control.runner.reset_prefix_cache(control.now, reset_running=bool(args and args[0]))
+
+
 def _set_weight_version(control: Control, args: tuple[Any, ...]) -> None:
     # It labels every output, so it must not be long.
     if not isinstance(args[0], str) or len(args[0]) > _ECHOED_CHARACTERS:
@@ -113,7 +123,6 @@ class _Method:
 
 
 _nothing = _constant(None)
-_yes = _constant(value=True)
 _no = _constant(value=False)
 _METHODS: Final[Mapping[str, _Method]] = {
     "get_supported_tasks": _Method(_constant(["generate"])),
@@ -125,7 +134,7 @@ _METHODS: Final[Mapping[str, _Method]] = {
     "pause_generation": _Method(_pause, 0, 2),
     "pause_scheduler": _Method(_pause, 0, 2),
     "resume_scheduler": _Method(_nothing),
-    "reset_prefix_cache": _Method(_yes, 0, 2),
+    "reset_prefix_cache": _Method(_reset_prefix_cache, 0, 2),
     "reset_mm_cache": _Method(_nothing),
     "reset_encoder_cache": _Method(_nothing),
     "profile": _Method(_nothing, 0, 5),

@@ -7,6 +7,7 @@ be sent, in that order.
 
 from collections.abc import Set as AbstractSet
 
+from mockengine.engine.batching import BatchRunner, KvEventSink
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
@@ -14,6 +15,7 @@ from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner, Runner
+from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
 from mockengine.replies.key import reply_key
@@ -44,16 +46,33 @@ class EngineCore:
     """
 
     def __init__(
-        self, rank: int, config: EngineConfig, source: TokenSource, dialect: Dialect, observer: Observer
+        self,
+        rank: int,
+        config: EngineConfig,
+        source: TokenSource,
+        dialect: Dialect,
+        observer: Observer,
+        kv_event_sink: KvEventSink | None = None,
     ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            rank: its index.
+            config: what it plays.
+            source: of tokens.
+            dialect: of the frontend, which all ranks share.
+            observer: hears of requests and messages.
+            kv_event_sink: hears of what happens to blocks of the KV cache, where there is one.
+
+        """
         self.rank = rank
         self.wave = Wave()
         self._config = config
         self._source = source
         self._dialect = dialect
         self._observer = observer
-        self._control = Control(config.block_size, dialect)
-        self._runner: Runner = FreeRunner(config, source)
+        self._runner = _make_runner(rank, config, source, kv_event_sink)
+        self._control = Control(config.block_size, dialect, self._runner)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
 
@@ -142,12 +161,13 @@ class EngineCore:
         for request, reason in spoken.finished:
             self._report_finished(request, reason, now)
             self._note_finished(request)
-        outbound += self._outgoing.step(spoken.said, self._runner.load(), now)
+        outbound += self._outgoing.step(spoken, self._runner.take_stats, now)
         # Only now: the rows of what was said lie where the running sets have them.
         self._runner.settle(spoken, now)
         outbound += self._load_for_coordinator(now)
-        if not self.num_requests:
-            outbound += self._outgoing.load_is_gone(self._runner.load(), now)
+        # A runner that reports every step makes another one, in which nothing is said.
+        if not self.num_requests and not (spoken.is_reported and spoken.said):
+            outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
         return outbound
 
     def end_wave(self, now: float) -> list[Outbound]:
@@ -185,7 +205,7 @@ class EngineCore:
             self._report_finished(accepted, FinishReason.ABORT, now)
             self._note_finished(accepted)
             return []
-        self._runner.add(accepted)
+        self._runner.add(accepted, request)
         outbound: list[Outbound] = []
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
@@ -234,7 +254,7 @@ class EngineCore:
             failure = SHUTTING_DOWN
         else:
             try:
-                result = self._control.answer(call)
+                result = self._control.answer(call, now)
                 self._outgoing.weight_version = self._control.weight_version
             except UtilityError as error:
                 failure = str(error)
@@ -274,6 +294,15 @@ class EngineCore:
 
     def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)
+
+
+def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_sink: KvEventSink | None) -> Runner:
+    if config.batching is None:
+        return FreeRunner(config, source)
+    timing = make_timing(config.timing, max_num_seqs=config.batching.max_num_seqs, seed=config.seed, rank=rank)
+    if isinstance(timing, RequestTiming):
+        raise TypeError("steps of a scheduler have no durations by request")
+    return BatchRunner(config, source, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

@@ -5,12 +5,13 @@ Whatever progressed in a step shares one message per client. Statistics go with 
 with whatever their client hears next. Nothing here is ever said twice or half.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mockengine.engine.dialect import Dialect
-from mockengine.wire.batch import Buffer, Rows, StepEncoder
+from mockengine.engine.said import Said, Spoken
+from mockengine.wire.batch import Buffer, StepEncoder
 from mockengine.wire.outputs import EngineCoreOutput, Envelope, StepOutputs, write_envelope
 from mockengine.wire.stats import SchedulerStats
 
@@ -30,20 +31,6 @@ class Outbound:
 
     destination: int
     messages: Sequence[Sequence[Buffer]]
-
-
-@dataclass(slots=True)
-class Said:
-    """What one step, or several at once, say to one client.
-
-    Attributes:
-        rows: outputs of its running set, valid until the set's next change.
-        outputs: those of the others.
-
-    """
-
-    rows: Sequence[Rows] = ()
-    outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 
 _NOTHING: Final = Said()
@@ -84,15 +71,28 @@ class Outgoing:
         """Return an envelope that is not a step."""
         return Outbound(destination, [write_envelope(envelope, self._dialect.line)])
 
-    def step(self, said: Mapping[int, Said], load: SchedulerStats, now: float) -> list[Outbound]:
-        """Return what every client hears that has outputs or finished ids; the first of them hears of the load."""
+    def step(self, spoken: Spoken, stats: Callable[[], SchedulerStats], now: float) -> list[Outbound]:
+        """Return what every client hears that has outputs or finished ids; the first of them gets the statistics.
+
+        Args:
+            spoken: what was said.
+            stats: called if there is somebody to hear it.
+            now: the time, in engine seconds.
+
+        """
+        said = spoken.said
         finished_ids, self._finished_ids = self._finished_ids, {}
         clients = sorted({*said, *finished_ids}) if finished_ids or len(said) > 1 else list(said)
         if not clients:
-            return []
+            if not spoken.is_reported:
+                return []
+            clients = [0]
+        load = stats()
         told_of_load = clients[0]
         if load.num_running_reqs or load.num_waiting_reqs:
             self._clients_told_of_load.add(told_of_load)
+        elif spoken.is_reported:
+            self._clients_told_of_load.discard(told_of_load)
         outbound: list[Outbound] = []
         for client in clients:
             what = said.get(client, _NOTHING)
@@ -107,14 +107,22 @@ class Outgoing:
             outbound.append(Outbound(client, self._encoder.encode(step, self._dialect.line, what.rows)))
         return outbound
 
-    def load_is_gone(self, load: SchedulerStats, now: float) -> list[Outbound]:
+    def load_is_gone(self, stats: Callable[[], SchedulerStats], now: float) -> list[Outbound]:
         """Tell every client that heard of load that nothing is left of it."""
         clients = sorted(self._clients_told_of_load)
         self._clients_told_of_load.clear()
-        step = StepOutputs(
-            engine_index=self._rank, timestamp=now, scheduler_stats=load, weight_version=self.weight_version
-        )
-        return [self.encode(client, step) for client in clients]
+        return [
+            self.encode(
+                client,
+                StepOutputs(
+                    engine_index=self._rank,
+                    timestamp=now,
+                    scheduler_stats=stats(),
+                    weight_version=self.weight_version,
+                ),
+            )
+            for client in clients
+        ]
 
     def load_for_coordinator(self, load: SchedulerStats, wave: int, now: float) -> list[Outbound]:
         """Tell the coordinator how many requests run and wait, whenever that has changed."""

@@ -7,7 +7,7 @@ It knows what it says next. It does not know when, nor beside whom.
 from mockengine.engine.observer import Served
 from mockengine.replies import TokenSource
 from mockengine.replies.length import Ending
-from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
+from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import PrefillStats
 
@@ -18,9 +18,10 @@ class Request:
     Attributes:
         request_id: the frontend's internal id.
         client: index of the API server that asked, which gets its outputs.
-        accepted_at: when it was accepted, in engine seconds; the time of its QUEUED event.
+        accepted_at: when it was accepted, in engine seconds.
         output_tokens: tokens said so far.
         key: identifies the reply to the source of tokens.
+        is_in_running_set: whether it is a row there.
 
     """
 
@@ -35,8 +36,15 @@ class Request:
         self._ending = ending
         self.key = key
         self._source = source
-        self._scheduled_at: float | None = None
         self._first_output_pending = True
+        self._events: tuple[EngineCoreEvent, ...] = ()
+        self._prefill_stats: PrefillStats | None = None
+        self.is_in_running_set = False
+
+    @property
+    def num_reply_tokens(self) -> int:
+        """All tokens that it says."""
+        return self._ending.output_tokens
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -45,22 +53,31 @@ class Request:
             return None
         return self._ending.finish_reason
 
-    def schedule(self, now: float) -> None:
-        """Move from waiting to running."""
-        self._scheduled_at = now
+    def tell(self, events: tuple[EngineCoreEvent, ...], prefill_stats: PrefillStats | None = None) -> None:
+        """Have the next output tell more than tokens.
+
+        Args:
+            events: what has happened since the last output.
+            prefill_stats: how the prompt was computed, for the first output; None is as a whole.
+
+        """
+        self._events = events
+        self._prefill_stats = prefill_stats
 
     def advance(self, chunk_size: int) -> EngineCoreOutput:
         """Say the next tokens, at most `chunk_size` of them; the last ones come together with the finish reason."""
         count = min(chunk_size, self._ending.output_tokens - self.output_tokens)
         tokens = self._take(count)
         is_first, self._first_output_pending = self._first_output_pending, False
+        events, self._events = self._events, ()
+        prefill_stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
         return EngineCoreOutput(
             request_id=self.request_id,
             new_token_ids=tokens,
             finish_reason=self.finish_reason,
-            events=self._events() if is_first else (),
+            events=events,
             trace_headers=self._trace_headers if is_first else None,
-            prefill_stats=PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens) if is_first else None,
+            prefill_stats=prefill_stats if is_first else None,
         )
 
     def plain_outputs_left(self, chunk_size: int) -> int:
@@ -81,10 +98,3 @@ class Request:
         if self._ending.last_token is not None and self.output_tokens == self._ending.output_tokens:
             tokens[-1] = self._ending.last_token
         return tokens
-
-    def _events(self) -> tuple[EngineCoreEvent, ...]:
-        scheduled_at = self.accepted_at if self._scheduled_at is None else self._scheduled_at
-        return (
-            EngineCoreEvent(EventType.QUEUED, self.accepted_at),
-            EngineCoreEvent(EventType.SCHEDULED, scheduled_at),
-        )

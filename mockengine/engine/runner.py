@@ -12,8 +12,11 @@ from typing import Protocol
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
-from mockengine.engine.speakers import Speakers, Spoken
+from mockengine.engine.said import Spoken
+from mockengine.engine.speakers import Speakers
 from mockengine.replies import TokenSource
+from mockengine.wire.outputs import EngineCoreEvent, EventType
+from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
 
 
@@ -30,8 +33,8 @@ class Runner(Protocol):
 
     def __contains__(self, request_id: str) -> bool: ...
 
-    def add(self, request: Request) -> None:
-        """Take in a request."""
+    def add(self, request: Request, asked: EngineCoreRequest) -> None:
+        """Take in a request, which was asked for like this."""
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
@@ -66,7 +69,19 @@ class Runner(Protocol):
         """Go on after a step; `now` is its time."""
 
     def load(self) -> SchedulerStats:
-        """Return the statistics that go with a step; those that count do so since the call before."""
+        """Return how many requests run and wait."""
+
+    def take_stats(self) -> SchedulerStats:
+        """Return the statistics that go with a step, which count since the call before."""
+
+    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+        """Forget what is cached; tell whether that was possible.
+
+        Args:
+            now: the time, in engine seconds.
+            reset_running: preempt whatever runs first, whose cache cannot be forgotten.
+
+        """
 
 
 class FreeRunner:
@@ -94,7 +109,7 @@ class FreeRunner:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self._speakers
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, asked: EngineCoreRequest) -> None:  # noqa: ARG002 - the interface's
         """Take in a request, which runs from the next step on."""
         self._waiting[request.request_id] = request
         self._num_of_client[request.client] += 1
@@ -122,7 +137,8 @@ class FreeRunner:
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
         """Let every request whose client takes output say its next tokens; without a pace, as often as can be."""
         for request in self._waiting.values():
-            request.schedule(now)
+            queued = EngineCoreEvent(EventType.QUEUED, request.accepted_at)
+            request.tell((queued, EngineCoreEvent(EventType.SCHEDULED, now)))
         self._speakers.add(self._waiting)
         self._waiting.clear()
         steps = 1 if self._has_pace else self._speakers.most_steps(blocked, most_steps)
@@ -145,6 +161,14 @@ class FreeRunner:
         if counts != (self._last_load.num_running_reqs, self._last_load.num_waiting_reqs):
             self._last_load = SchedulerStats(num_running_reqs=counts[0], num_waiting_reqs=counts[1])
         return self._last_load
+
+    def take_stats(self) -> SchedulerStats:
+        """Return how many requests run and wait: nothing else is counted."""
+        return self.load()
+
+    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:  # noqa: ARG002 - the interface's
+        """Do nothing: nothing is cached."""
+        return True
 
     def _note_gone(self, request: Request) -> None:
         self._num_requests -= 1

@@ -9,6 +9,7 @@ Requests whose ids take the same number of bytes share a lane. Tokens are drawn 
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,8 +25,6 @@ from mockengine.wire.codec import pack
 _DRAWN_FOR_LANE: Final = 2**14
 _DRAWN_LEAST: Final = 64
 _DRAWN_MOST: Final = 512
-# Bytes of a burst: enough to share the fixed cost, few enough to stay in the cache and to keep nobody waiting.
-_BURST_BYTES: Final = 2**18
 # A lane that has emptied is kept for the next request of that length, unless it is one of many or has grown large.
 _KEPT_LANES: Final = 16
 _KEPT_ROWS: Final = 1_024
@@ -166,6 +165,7 @@ class RunningSet:
         leaves_at = self._steps + request.plain_outputs_left(self._chunk_size)
         self._members[request.request_id] = _Member(lane, self._steps, leaves_at)
         self._leaving.setdefault(leaves_at, {})[request.request_id] = None
+        request.is_in_running_set = True
 
     def leave(self, request_id: str) -> Request:
         """Give a request back, with the tokens counted that it has said here."""
@@ -175,16 +175,20 @@ class RunningSet:
         if not leaving:
             del self._leaving[member.leaves_at]
         request = member.lane.leave(request_id)
+        request.is_in_running_set = False
         request.skip((self._steps - member.joined_at) * self._chunk_size)
         if not member.lane.requests and (len(self._lanes) > _KEPT_LANES or member.lane.capacity > _KEPT_ROWS):
             del self._lanes[next(size for size, lane in self._lanes.items() if lane is member.lane)]
         return request
 
+    @property
+    def num_bytes(self) -> int:
+        """What a step takes."""
+        return sum(lane.num_bytes for lane in self._lanes.values())
+
     def most_steps(self, most: int) -> int:
         """Return how many steps, at most so many, can be made at once before anybody leaves."""
-        lanes = [lane for lane in self._lanes.values() if lane.requests]
-        step_bytes = sum(lane.num_bytes for lane in lanes)
-        most = min(most, max(1, _BURST_BYTES // step_bytes), *[lane.most_steps for lane in lanes])
+        most = min([most, *[lane.most_steps for lane in self._lanes.values() if lane.requests]])
         return next((ahead for ahead in range(1, most) if self._steps + ahead in self._leaving), most)
 
     def step(self, steps: int = 1) -> list[Rows]:
@@ -200,6 +204,10 @@ class RunningSet:
     def take_all(self) -> list[Request]:
         """Remove and return every request."""
         return [self.leave(request_id) for request_id in list(self._members)]
+
+    def take_others(self, request_ids: AbstractSet[str]) -> list[Request]:
+        """Remove and return the requests that are not among these."""
+        return [self.leave(request_id) for request_id in list(self._members) if request_id not in request_ids]
 
     def take_leavers(self) -> Sequence[Request]:
         """Remove and return the requests whose next output is their last."""

@@ -5,31 +5,18 @@ A request is *speaking* while it has more to say than tokens, which is with its 
 between it is in the running set of its client, where it is a row among others.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from typing import Final
 
-from mockengine.engine.outgoing import Said
 from mockengine.engine.requests import Request
 from mockengine.engine.running import RunningSet
+from mockengine.engine.said import Said, Spoken
 from mockengine.replies import TokenSource
-from mockengine.wire.outputs import FinishReason
 
-
-@dataclass(slots=True)
-class Spoken:
-    """What was said in one step, or in several at once.
-
-    Attributes:
-        said: by client; rows are valid until `Speakers.regroup`.
-        tokens: of all requests together.
-        finished: requests that have said their last, and why that was it; they are gone.
-
-    """
-
-    said: dict[int, Said] = field(default_factory=dict)
-    tokens: int = 0
-    finished: list[tuple[Request, FinishReason]] = field(default_factory=list)
+# Of all clients' steps that are made at once: enough to share the fixed cost, few enough to stay in the cache and to
+# keep nobody waiting.
+_BURST_BYTES: Final = 2**18
 
 
 class Speakers:
@@ -63,10 +50,12 @@ class Speakers:
         return requests
 
     def most_steps(self, blocked: AbstractSet[int], most: int) -> int:
-        """Return how many steps, at most so many, differ in nothing but tokens."""
+        """Return how many steps, at most so many for each client's share of them, differ in nothing but tokens."""
         sets = [running_set for _, running_set in self._unblocked(blocked)]
-        if most == 1 or not sets or self._speaking:
+        if most == 1 or not sets or any(request.client not in blocked for request in self._speaking.values()):
             return 1
+        step_bytes = sum(running_set.num_bytes for running_set in sets)
+        most = max(1, min(most // len(sets), _BURST_BYTES // step_bytes))
         for running_set in sets:
             most = running_set.most_steps(most)
         return most
@@ -79,11 +68,24 @@ class Speakers:
             spoken.tokens += len(running_set) * self._chunk_size * steps
         for request in self._speaking.values():
             if request.client not in blocked:
-                output = request.advance(self._chunk_size)
-                spoken.said.setdefault(request.client, Said()).outputs.append(output)
-                spoken.tokens += len(output.new_token_ids)
-                if output.finish_reason is not None:
-                    spoken.finished.append((request, output.finish_reason))
+                self._advance(request, spoken)
+        for request, _ in spoken.finished:
+            del self._speaking[request.request_id]
+        return spoken
+
+    def say_of(self, requests: Sequence[Request]) -> Spoken:
+        """Let these requests say their next tokens, be they new here or not, and no others."""
+        spoken = Spoken()
+        others = [request for request in requests if not request.is_in_running_set]
+        if len(requests) - len(others) < sum(map(len, self._sets.values())):
+            self._single_out(requests)
+            others = [request for request in requests if not request.is_in_running_set]
+        for client, running_set in self._unblocked(frozenset()):
+            spoken.said[client] = Said(running_set.step())
+            spoken.tokens += len(running_set) * self._chunk_size
+        for request in others:
+            self._advance(request, spoken)
+            self._speaking[request.request_id] = request
         for request, _ in spoken.finished:
             del self._speaking[request.request_id]
         return spoken
@@ -102,6 +104,20 @@ class Speakers:
                     running_set.join(request)
             for request in leavers:
                 self._speaking[request.request_id] = request
+
+    def _single_out(self, requests: Sequence[Request]) -> None:
+        """Remove everybody else from the running sets."""
+        ids = {request.request_id for request in requests}
+        for running_set in self._sets.values():
+            for request in running_set.take_others(ids):
+                self._speaking[request.request_id] = request
+
+    def _advance(self, request: Request, spoken: Spoken) -> None:
+        output = request.advance(self._chunk_size)
+        spoken.said.setdefault(request.client, Said()).outputs.append(output)
+        spoken.tokens += len(output.new_token_ids)
+        if output.finish_reason is not None:
+            spoken.finished.append((request, output.finish_reason))
 
     def _unblocked(self, blocked: AbstractSet[int]) -> Iterator[tuple[int, RunningSet]]:
         for client, running_set in self._sets.items():

@@ -155,6 +155,21 @@ def test_with_a_pace_every_step_has_its_own_time() -> None:
     assert rig.burst(frozenset(), 100) == 1
 
 
+def test_bursts_go_on_beside_a_client_that_does_not_read() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000, clients=2))
+    rig.add(*(request(f"r{client}", client=client, max_tokens=500) for client in range(2)))
+    rig.step()
+    rig.add(request("unheard", client=0, max_tokens=500))
+    assert rig.burst(frozenset({0}), 200) == 200
+
+
+def test_clients_share_a_burst() -> None:
+    rig = Rig(replace(CONFIG, max_model_len=1_000, clients=4))
+    rig.add(*(request(f"r{client}", client=client, max_tokens=500) for client in range(4)))
+    rig.step()
+    assert rig.burst(frozenset(), 200) == 50
+
+
 def test_a_burst_is_no_larger_than_what_a_frontend_takes_at_a_time() -> None:
     rig = Rig(replace(CONFIG, max_model_len=10_000))
     rig.add(*(request(f"r{number:04d}", max_tokens=5_000) for number in range(1_000)))

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank says in a step, before it is encoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from mockengine.engine.requests import Request
+from mockengine.wire.batch import Rows
+from mockengine.wire.outputs import EngineCoreOutput, FinishReason
+
+
+@dataclass(slots=True)
+class Said:
+    """What one step, or several at once, say to one client.
+
+    Attributes:
+        rows: outputs of its running set, valid until the set's next change.
+        outputs: those of the others.
+
+    """
+
+    rows: Sequence[Rows] = ()
+    outputs: list[EngineCoreOutput] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Spoken:
+    """What was said in one step, or in several at once.
+
+    Attributes:
+        said: by client; rows are valid until `Speakers.regroup`.
+        tokens: of all requests together.
+        finished: requests that have said their last, and why that was it; they are gone.
+        is_reported: whether the frontend hears of the step although nothing was said.
+
+    """
+
+    said: dict[int, Said] = field(default_factory=dict)
+    tokens: int = 0
+    finished: list[tuple[Request, FinishReason]] = field(default_factory=list)
+    is_reported: bool = False
