@@ -31,6 +31,7 @@ class Journal:
         self.counts.dropped.update(dict.fromkeys([*Flaw, "init"], 0))
         self.turned_at = 0.0
         self._stalled: set[int] = set()
+        self._replays_refused: set[tuple[int, str]] = set()
         self._log = log
         self._vllm_version = vllm_version
         self._log_requests = log_requests
@@ -123,6 +124,12 @@ class Journal:
             reason=reason,
             hint="it is tried again while what is to be said waits; is it a proxy, or something else at that port?",
         )
+
+    def replay_refused(self, rank: int, reason: str) -> None:
+        """Log, once for each reason, that a subscriber to KV events asked for a replay and got none or no whole one."""
+        if (rank, reason) not in self._replays_refused:
+            self._replays_refused.add((rank, reason))
+            self._log.warning(Event.REPLAY_REFUSED, engine=rank, reason=reason)
 
     # The life of the process.
 

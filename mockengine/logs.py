@@ -41,6 +41,7 @@ class Event(StrEnum):
     STATE_NOT_KEPT = "state not kept"
     CLIENT_STALLED = "client stalled"
     OUTPUT_REFUSED = "output refused"
+    REPLAY_REFUSED = "replay refused"
     MESSAGE_DROPPED = "message dropped"
     ENGINE_LEAVING = "engine leaving"
     ENGINE_LEFT = "engine left"

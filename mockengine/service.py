@@ -3,6 +3,8 @@
 
 import time
 from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -16,13 +18,17 @@ from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.ranks import Ranks
 from mockengine.engine.timing import TimingConfig
+from mockengine.fit.profile import ProfileError
+from mockengine.fit.profile import load as load_profile
 from mockengine.journal import Journal
+from mockengine.publishers import Publishers
 from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
 from mockengine.state_file import Served, StateFile, StateFileError
 from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
+from mockengine.transport.kv_publisher import KvEventsError, KvEventsPlan
 from mockengine.transport.loop import Ending, Loop
 from mockengine.transport.presence import Presence
 from mockengine.transport.session import Session
@@ -30,6 +36,7 @@ from mockengine.transport.sockets import Context, make_context
 from mockengine.transport.stop import StopSignal
 from mockengine.watch import Watch
 from mockengine.wire.handshake import Init, ReadyResponse
+from mockengine.wire.kv_events import event_form
 from mockengine.wire.lines import line_of_release
 from mockengine.wire.outputs import ENGINE_CORE_DEAD
 
@@ -58,7 +65,7 @@ def run(settings: Settings) -> int:
         `rejoin` is off, or after an error that nobody planned.
 
     Raises:
-        StartError: the admin port or the state file cannot be had.
+        StartError: the admin port, the state file, a timing profile or an address for KV events cannot be had.
 
     """
     logs.configure(settings.log_format, settings.log_level)
@@ -82,10 +89,13 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
             state_file = StateFile(settings.state_file)
             cleanup.callback(state_file.close)
             admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
-        except (AdminPortError, StateFileError) as error:
+            publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
+            cleanup.callback(publishers.close)
+            timing = _timing(settings)
+        except (AdminPortError, StateFileError, KvEventsError, ProfileError) as error:
             raise StartError(str(error)) from error
         context = make_context()
-        service = _Service(settings, context, stop, journal, state_file, admin)
+        service = _Service(settings, context, stop, journal, state_file, admin, publishers, timing)
         if admin is not None:
             cleanup.callback(admin.close)
             admin.start(service.view(), journal.admin_failed, stop.fail)
@@ -107,6 +117,8 @@ class _Service:
         journal: Journal,
         state_file: StateFile,
         admin: AdminPort | None,
+        publishers: Publishers,
+        timing: TimingConfig,
     ) -> None:
         self._settings = settings
         self._context = context
@@ -114,8 +126,10 @@ class _Service:
         self._journal = journal
         self._state_file = state_file
         self._admin = admin
+        self._publishers = publishers
+        self._timing = timing
         self._instance_id = uuid4().hex
-        self._ranks = range(settings.start_rank, settings.start_rank + settings.engine_count)
+        self._ranks = _ranks(settings)
         self._watch = Watch(self._ranks, journal, stop, time.monotonic())
 
     def view(self) -> View:
@@ -301,12 +315,18 @@ class _Service:
             has_waves=init.coordinates_waves,
             itl_s=settings.itl_ms / 1_000,
             batching=_batching(settings),
-            timing=_timing(settings),
+            timing=self._timing,
         )
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))
         source = RandomTokens(settings.vocab_size)
-        return Ranks([EngineCore(rank, config, source, dialect, self._journal) for rank in self._ranks])
+        self._publishers.begin()
+        return Ranks(
+            [
+                EngineCore(rank, config, source, dialect, self._journal, self._publishers.sink(rank))
+                for rank in self._ranks
+            ]
+        )
 
     def _describe(self, rank: int, init: Init) -> ReadyResponse:
         settings = self._settings
@@ -329,6 +349,7 @@ class _Service:
             effective_attention_block_size=settings.block_size,
             coordinator_input_address=init.coordinator_input,
             coordinator_output_address=init.coordinator_output,
+            kv_events_config=self._publishers.config(rank),
         )
 
     def _refusal_hint(self, init: Init, served_s: float) -> str | None:
@@ -354,8 +375,26 @@ def _batching(settings: Settings) -> BatchingConfig | None:
     )
 
 
+def _ranks(settings: Settings) -> range:
+    return range(settings.start_rank, settings.start_rank + settings.engine_count)
+
+
+def _kv_events(settings: Settings) -> KvEventsPlan | None:
+    if settings.kv_events_endpoint is None:
+        return None
+    release = _DEFAULT_VLLM_VERSION if settings.vllm_version == "auto" else settings.vllm_version
+    return KvEventsPlan(
+        settings.kv_events_endpoint,
+        settings.kv_events_replay_endpoint,
+        settings.kv_events_topic or "",
+        settings.kv_events_buffer_steps,
+        form=event_form(release),
+    )
+
+
 def _timing(settings: Settings) -> TimingConfig:
-    return TimingConfig(
+    """Return the model of time; raises `ProfileError`."""
+    timing = TimingConfig(
         timing=settings.timing,
         time_scale=settings.time_scale,
         timing_distribution=settings.timing_distribution,
@@ -365,3 +404,6 @@ def _timing(settings: Settings) -> TimingConfig:
         step_ms_per_context_token=settings.step_ms_per_context_token,
         step_jitter=settings.step_jitter,
     )
+    if settings.timing_profile is None:
+        return timing
+    return replace(timing, **asdict(load_profile(Path(settings.timing_profile)).coefficients))

@@ -23,8 +23,10 @@ from mockengine.settings_types import (
     Allowed,
     BlockSize,
     Milliseconds,
+    OptionalEndpoint,
     OptionalHash,
     OptionalPath,
+    OptionalTopic,
     Seconds,
     Tokens,
     Unit,
@@ -163,13 +165,34 @@ class Settings(BaseSettings):
         default=True, description="Schedule a step while the one before it is computed, as on a GPU."
     )
 
+    kv_events_endpoint: OptionalEndpoint = Field(
+        default=None,
+        description=(
+            "Where rank 0 publishes what happens to the blocks of its KV cache, and rank r at the port r further on; "
+            "unset publishes nothing."
+        ),
+    )
+    kv_events_replay_endpoint: OptionalEndpoint = Field(
+        default=None,
+        description="Where rank 0 repeats what a subscriber has missed, and rank r likewise; unset is nowhere.",
+    )
+    kv_events_topic: OptionalTopic = Field(
+        default=None, description="What subscribers to KV events choose by; unset is the empty topic."
+    )
+    kv_events_buffer_steps: Annotated[int, Unit("batches")] = Field(
+        default=10_000, ge=1, le=1_000_000, description="How many batches of KV events can be repeated."
+    )
+
     # Timing
-    timing: Literal["instant", "step"] = Field(
+    timing: Literal["instant", "step", "fitted"] = Field(
         default="instant",
         description=(
             "How long steps take: instant is no time, but for itl_ms without a load_model; step follows from what they "
-            "compute, by the settings step_…, and needs load_model vllm."
+            "compute, by the settings step_…, and fitted by timing_profile, both with load_model vllm."
         ),
+    )
+    timing_profile: OptionalPath = Field(
+        default=None, description="Profile that mockengine fit made of a real deployment, for timing fitted."
     )
     itl_ms: Milliseconds = Field(
         default=0.0,

@@ -65,6 +65,26 @@ def _steps_have_a_scheduler(load_model: str, timing: str) -> str | None:
     return f"without a scheduler there are no steps that could take time (use load_model=vllm with timing={timing})"
 
 
+def _a_profile_is_fitted(timing: str, timing_profile: str | None) -> str | None:
+    if (timing == "fitted") == (timing_profile is not None):
+        return None
+    if timing_profile is None:
+        return "a profile says how long steps take (set timing_profile to a file that mockengine fit has made)"
+    return f"timing {timing} uses no profile (use timing=fitted, or unset timing_profile)"
+
+
+def _events_come_from_a_cache(load_model: str, kv_events_endpoint: str | None) -> str | None:
+    if load_model != "off" or kv_events_endpoint is None:
+        return None
+    return "without a load_model there is no KV cache that something could happen to (use load_model=vllm)"
+
+
+def _replays_are_of_something(kv_events_endpoint: str | None, kv_events_replay_endpoint: str | None) -> str | None:
+    if kv_events_replay_endpoint is None or kv_events_endpoint is not None:
+        return None
+    return "nothing is published that could be repeated (set kv_events_endpoint too)"
+
+
 def _a_pace_or_a_scheduler(load_model: str, itl_ms: float) -> str | None:
     if load_model == "off" or not itl_ms:
         return None
@@ -85,6 +105,9 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("max_model_len", "block_size", "num_gpu_blocks"), _the_longest_request_fits),
     (("load_model", "max_model_len", "block_size", "num_gpu_blocks"), _the_cache_keeps_a_block_to_itself),
     (("load_model", "timing"), _steps_have_a_scheduler),
+    (("timing", "timing_profile"), _a_profile_is_fitted),
+    (("load_model", "kv_events_endpoint"), _events_come_from_a_cache),
+    (("kv_events_endpoint", "kv_events_replay_endpoint"), _replays_are_of_something),
     (("load_model", "itl_ms"), _a_pace_or_a_scheduler),
     (("handshake_address", "admin_port"), _two_listen_at_two_ports),
 )

@@ -73,6 +73,15 @@ def _check_address(value: str) -> str:
     return value
 
 
+def _check_endpoint(value: str | None) -> str | None:
+    """Refuse what no KV events can be published at: as an address, but any host and, with it, any port will do."""
+    if value is None or not value.startswith("tcp://*:"):
+        return None if value is None else _check_address(value)
+    if not re.fullmatch("[0-9]{1,5}", value[8:]) or not int(value[8:]) < 2**16:
+        raise ReasonError("it does not end with a port from 0 to 65535")
+    return value
+
+
 def _check_host(host: str) -> None:
     if host.startswith("[") and host.endswith("]"):
         address, percent, zone = host[1:-1].partition("%")
@@ -126,6 +135,12 @@ Address = Annotated[
     Allowed(f"tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH with a path of at most {_MAX_IPC_PATH_BYTES} bytes"),
     AfterValidator(_check_address),
 ]
+OptionalEndpoint = Annotated[
+    str | None,
+    Allowed("tcp://*:PORT, tcp://HOST:PORT, tcp://[IPV6]:PORT or ipc://PATH; port 0 of * is any free one"),
+    AfterValidator(_check_endpoint),
+]
+OptionalTopic = Annotated[str | None, Allowed("text of 1 to 1024 characters"), Field(min_length=1, max_length=1_024)]
 BlockSize = Annotated[int, Allowed(f"{either(BLOCK_SIZES)} tokens"), AfterValidator(_check_block_size)]
 VllmVersion = Annotated[
     str,

@@ -34,6 +34,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.ENGINE_LEFT: lambda journal: journal.left(0, "asked to stop"),
     Event.ENGINE_FAILED: lambda journal: journal.failed(RuntimeError("a defect")),
     Event.MESSAGE_DROPPED: lambda journal: journal.message_dropped(Unreadable("a reason", "ADD", (1, 2)), 0, 0),
+    Event.REPLAY_REFUSED: lambda journal: journal.replay_refused(0, "whoever asked has gone"),
     Event.OUTPUT_REFUSED: lambda journal: journal.output_refused(0, "tcp://10.0.0.1:5555: it does not speak ZMTP"),
     Event.CLIENT_STALLED: lambda journal: journal.client_stalled(0, 70_000),
     Event.REQUEST_STARTED: lambda journal: journal.request_started(SERVED),

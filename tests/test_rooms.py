@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "health": set[str](),
     "smoke": set[str](),
     "fit": {"engine"},
+    "publishers": {"transport", "wire"},
     "service": {
-        *("settings", "logs", "journal", "watch", "state_file"),
+        *("settings", "logs", "journal", "watch", "state_file", "publishers", "fit"),
         *("wire", "replies", "faults", "engine", "transport", "admin", ""),
     },
     "cli": {"settings", "settings_sources", "service", "smoke", "fit", "health", ""},

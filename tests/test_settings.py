@@ -20,6 +20,7 @@ from mockengine.settings_rules import combination_problems
 from mockengine.settings_sources import load
 
 # Values of the settings whose values are neither numbers nor choices.
+_ENDPOINTS = st.sampled_from(["tcp://*:5557", "tcp://*:0", "tcp://router:1", "tcp://[::1]:5557", "ipc:///tmp/kv"])
 _SAMPLES: dict[str, SearchStrategy[object]] = {
     "handshake_address": st.sampled_from(
         [
@@ -41,6 +42,12 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+    # Fitted needs a profile.
+    "timing": st.sampled_from(["instant", "step"]),
+    "timing_profile": st.sampled_from(["/etc/mockengine/profile.yaml", "a profile"]),
+    "kv_events_endpoint": _ENDPOINTS,
+    "kv_events_replay_endpoint": _ENDPOINTS,
+    "kv_events_topic": st.sampled_from(["kv-events", "kv@pod-1@model"]),
 }
 # Values beside which every value of any other setting works.
 _LEEWAY = {
@@ -53,7 +60,12 @@ _LEEWAY = {
     "max_num_batched_tokens": 65_536,
 }
 # What a setting works beside only.
-_NEEDED = {"timing": {"load_model": "vllm"}}
+_NEEDED: dict[str, dict[str, object]] = {
+    "timing": {"load_model": "vllm"},
+    "timing_profile": {"load_model": "vllm", "timing": "fitted"},
+    "kv_events_endpoint": {"load_model": "vllm"},
+    "kv_events_replay_endpoint": {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"},
+}
 _DESCRIPTIONS = describe()
 _NAMES = tuple(Settings.model_fields)
 

@@ -19,6 +19,7 @@ BlockHash = int | bytes
 ExtraKeys = tuple[object, ...] | None
 """What entered a block's hash beside its tokens: adapter name, cache salt, identifiers of images …"""
 
+_LAST_MINOR_OF_ARRAYS: Final = 20
 _SEQUENCE_BYTES: Final = 8
 _MESSAGE_FRAMES: Final = 3
 _BATCH_ITEMS_LEAST: Final = 2
@@ -37,6 +38,11 @@ class EventForm(Enum):
 
     MAP = auto()
     ARRAY = auto()
+
+
+def event_form(release: str) -> EventForm:
+    """Return how a release of vLLM, such as `0.33.0`, writes events."""
+    return EventForm.ARRAY if int(release.split(".")[1]) <= _LAST_MINOR_OF_ARRAYS else EventForm.MAP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

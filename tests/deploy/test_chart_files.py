@@ -20,7 +20,15 @@ from tests.support.manifests import CHART, parse
 Values = list[Any]
 
 # Where neither type nor bounds say what a setting allows: some values that it takes, and some that it refuses.
+_ENDPOINTS: tuple[Values, Values] = (
+    ["tcp://*:5557", "tcp://*:0", "tcp://router:1", "tcp://router.ns.svc:65535", "ipc:///run/kv"],
+    ["", "tcp://*", "tcp://*:65536", "tcp://router:0", "tcp://:5557", "udp://router:1", "router:5557", 7],
+)
 SAMPLES: dict[str, tuple[Values, Values]] = {
+    "kv_events_endpoint": _ENDPOINTS,
+    "kv_events_replay_endpoint": _ENDPOINTS,
+    "kv_events_topic": (["kv-events", "a b", "é"], ["x" * 1_025]),
+    "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
     "vllm_version": (["auto", "0.19", "0.33", "0.33.0"], ["", "0.18", "1.0", "0.33.0.1", "v0.33.0"]),
     "block_size": (list(BLOCK_SIZES), [0, 2, 24, 257, -1, "other"]),

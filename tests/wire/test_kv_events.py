@@ -20,6 +20,7 @@ from mockengine.wire.kv_events import (
     KVCacheEvent,
     KVEventBatch,
     KVEventMessage,
+    event_form,
     event_message,
     read_event_batch,
     read_event_message,
@@ -300,3 +301,11 @@ def test_any_batch_survives_being_written_and_read(
 def test_any_bytes_raise_nothing_but_a_wire_error(data: bytes) -> None:
     with contextlib.suppress(WireError):
         assert isinstance(read_event_batch(data), KVEventBatch)
+
+
+@pytest.mark.parametrize(
+    ("release", "form"),
+    [("0.19", EventForm.ARRAY), ("0.20.1", EventForm.ARRAY), ("0.21.0", EventForm.MAP), ("0.100", EventForm.MAP)],
+)
+def test_the_release_tells_the_form(release: str, form: EventForm) -> None:
+    assert event_form(release) is form
