@@ -184,11 +184,12 @@ class Settings(BaseSettings):
     )
 
     # Timing
-    timing: Literal["instant", "step", "fitted"] = Field(
+    timing: Literal["instant", "per_request", "step", "fitted"] = Field(
         default="instant",
         description=(
-            "How long steps take: instant is no time, but for itl_ms without a load_model; step follows from what they "
-            "compute, by the settings step_…, and fitted by timing_profile, both with load_model vllm."
+            "How long everything takes: instant is no time, but for itl_ms; per_request gives every request moments of "
+            "its own, by ttft_ms, prefill_ms_per_token and itl_ms; step gives the scheduler's steps durations, by the "
+            "settings step_…, and fitted by timing_profile, both with load_model vllm."
         ),
     )
     timing_profile: OptionalPath = Field(
@@ -200,6 +201,24 @@ class Settings(BaseSettings):
             "Time from one token of a reply to the next, or from one chunk to the next; 0 is as fast as the frontend "
             "reads."
         ),
+    )
+    itl_stddev_ms: Milliseconds = Field(default=0.0, description="Standard deviation of itl_ms, with per_request.")
+    ttft_ms: Milliseconds = Field(
+        default=0.0,
+        description="Time from when a request is scheduled to its first token, besides its prompt, with per_request.",
+    )
+    ttft_stddev_ms: Milliseconds = Field(default=0.0, description="Standard deviation of ttft_ms.")
+    prefill_ms_per_token: Milliseconds = Field(
+        default=0.0, description="What the first token takes longer for each token of an uncached prompt."
+    )
+    prefill_stddev_ms_per_token: Milliseconds = Field(
+        default=0.0, description="Standard deviation of prefill_ms_per_token."
+    )
+    time_factor_under_load: float = Field(
+        default=1.0,
+        ge=0,
+        le=1_000,
+        description="By what the durations of a request are multiplied when max_num_seqs run, with per_request.",
     )
     step_base_ms: Milliseconds = Field(default=0.0, description="What every step takes.")
     step_ms_per_prefill_token: Milliseconds = Field(
@@ -221,7 +240,7 @@ class Settings(BaseSettings):
     timing_distribution: Literal["normal", "lognormal", "gamma"] = Field(
         default="normal", description="How durations spread around their mean; none is ever below 0."
     )
-    time_scale: float = Field(default=1.0, ge=0, le=1_000, description="By what all durations of steps are multiplied.")
+    time_scale: float = Field(default=1.0, ge=0, le=1_000, description="By what all these durations are multiplied.")
     max_buffered_bytes: Annotated[int, Unit("bytes")] = Field(
         default=64 * 2**20,
         ge=2**16,
@@ -277,7 +296,7 @@ class Settings(BaseSettings):
     @property
     def most_bytes_ahead(self) -> int:
         """What may wait for a client: less where the engine is not timed, and would only run ahead of the frontend."""
-        is_timed = self.itl_ms > 0 if self.load_model == "off" else self.timing != "instant"
+        is_timed = self.itl_ms > 0 or self.timing != "instant"
         return self.max_buffered_bytes if is_timed else min(self.max_buffered_bytes, _MOST_AHEAD_BYTES)
 
 

@@ -2,6 +2,7 @@
 """Which values of settings cannot work together, each being allowed by itself."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from mockengine.settings_types import MAX_RANKS
@@ -60,7 +61,7 @@ def _the_cache_keeps_a_block_to_itself(
 
 
 def _steps_have_a_scheduler(load_model: str, timing: str) -> str | None:
-    if timing == "instant" or load_model != "off":
+    if timing in ("instant", "per_request") or load_model != "off":
         return None
     return f"without a scheduler there are no steps that could take time (use load_model=vllm with timing={timing})"
 
@@ -85,10 +86,21 @@ def _replays_are_of_something(kv_events_endpoint: str | None, kv_events_replay_e
     return "nothing is published that could be repeated (set kv_events_endpoint too)"
 
 
-def _a_pace_or_a_scheduler(load_model: str, itl_ms: float) -> str | None:
-    if load_model == "off" or not itl_ms:
+def _steps_have_no_pace(load_model: str, timing: str, itl_ms: float) -> str | None:
+    if load_model == "off" or timing == "per_request" or not itl_ms:
         return None
-    return "steps of the scheduler take the time that timing says (use timing=step with step_base_ms instead of itl_ms)"
+    return "steps of the scheduler have no pace of their own (use timing=per_request, or step_base_ms with timing=step)"
+
+
+def _is_used_by(needed: str, default: float, timing: str, value: float) -> str | None:
+    """Explain that a value belongs to another model of time, which would leave it without effect."""
+    if timing == needed or value == default:
+        return None
+    return f"timing {timing} does not use it (use timing={needed}, or leave it out)"
+
+
+def _a_spread_has_a_mean(mean: float, stddev: float) -> str | None:
+    return "what takes no time cannot be spread (set the duration itself too)" if stddev and not mean else None
 
 
 def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
@@ -98,6 +110,22 @@ def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | N
     return f"the frontend's handshake socket listens at port {port} of this machine (use another admin_port)"
 
 
+# Settings of one model of time, with what they are when they are left out.
+_OF_REQUESTS: Final = {
+    "itl_stddev_ms": 0.0,
+    "ttft_ms": 0.0,
+    "ttft_stddev_ms": 0.0,
+    "prefill_ms_per_token": 0.0,
+    "prefill_stddev_ms_per_token": 0.0,
+    "time_factor_under_load": 1.0,
+}
+_OF_STEPS: Final = (
+    "step_base_ms",
+    "step_ms_per_prefill_token",
+    "step_ms_per_decode",
+    "step_ms_per_context_token",
+    "step_jitter",
+)
 _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
     (("start_rank", "engine_count"), _ranks_have_an_identity),
     (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
@@ -108,7 +136,12 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("timing", "timing_profile"), _a_profile_is_fitted),
     (("load_model", "kv_events_endpoint"), _events_come_from_a_cache),
     (("kv_events_endpoint", "kv_events_replay_endpoint"), _replays_are_of_something),
-    (("load_model", "itl_ms"), _a_pace_or_a_scheduler),
+    (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
+    *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
+    *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),
+    (("itl_ms", "itl_stddev_ms"), _a_spread_has_a_mean),
+    (("ttft_ms", "ttft_stddev_ms"), _a_spread_has_a_mean),
+    (("prefill_ms_per_token", "prefill_stddev_ms_per_token"), _a_spread_has_a_mean),
     (("handshake_address", "admin_port"), _two_listen_at_two_ports),
 )
 

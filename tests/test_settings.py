@@ -43,7 +43,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
     # Fitted needs a profile.
-    "timing": st.sampled_from(["instant", "step"]),
+    "timing": st.sampled_from(["instant", "per_request", "step"]),
     "timing_profile": st.sampled_from(["/etc/mockengine/profile.yaml", "a profile"]),
     "kv_events_endpoint": _ENDPOINTS,
     "kv_events_replay_endpoint": _ENDPOINTS,
@@ -63,6 +63,11 @@ _LEEWAY = {
 _NEEDED: dict[str, dict[str, object]] = {
     "timing": {"load_model": "vllm"},
     "timing_profile": {"load_model": "vllm", "timing": "fitted"},
+    **{name: {"load_model": "vllm", "timing": "step"} for name in Settings.model_fields if name.startswith("step_")},
+    **{name: {"timing": "per_request"} for name in ("ttft_ms", "prefill_ms_per_token", "time_factor_under_load")},
+    "ttft_stddev_ms": {"timing": "per_request", "ttft_ms": 1.0},
+    "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
+    "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
     "kv_events_replay_endpoint": {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"},
 }

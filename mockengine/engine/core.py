@@ -7,14 +7,16 @@ be sent, in that order.
 
 from collections.abc import Set as AbstractSet
 
-from mockengine.engine.batching import BatchRunner, KvEventSink
+from mockengine.engine.batching import BatchRunner
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner, Runner
+from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
 from mockengine.replies import TokenSource
@@ -297,12 +299,13 @@ class EngineCore:
 
 
 def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_sink: KvEventSink | None) -> Runner:
+    most = config.batching.max_num_seqs if config.batching is not None else 1
+    timing = make_timing(config.timing, max_num_seqs=most, seed=config.seed, rank=rank)
+    if isinstance(timing, RequestTiming):
+        return MomentRunner(config, config.batching, source, timing, kv_event_sink)
     if config.batching is None:
         return FreeRunner(config, source)
-    timing = make_timing(config.timing, max_num_seqs=config.batching.max_num_seqs, seed=config.seed, rank=rank)
-    if isinstance(timing, RequestTiming):
-        raise TypeError("steps of a scheduler have no durations by request")
-    return BatchRunner(config, source, timing, kv_event_sink)
+    return BatchRunner(config, config.batching, source, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

@@ -104,7 +104,7 @@ class Outgoing:
                 finished_requests=finished_ids.get(client, ()),
                 weight_version=self.weight_version,
             )
-            outbound.append(Outbound(client, self._encoder.encode(step, self._dialect.line, what.rows)))
+            outbound.append(Outbound(client, self._encoder.encode(step, self._dialect.line, what.rows, what.packed)))
         return outbound
 
     def load_is_gone(self, stats: Callable[[], SchedulerStats], now: float) -> list[Outbound]:

@@ -80,6 +80,11 @@ class Request:
             prefill_stats=prefill_stats if is_first else None,
         )
 
+    @property
+    def has_more_to_say(self) -> bool:
+        """Whether its next output tells more than tokens, even if it is not the last one."""
+        return self._first_output_pending or bool(self._events)
+
     def plain_outputs_left(self, chunk_size: int) -> int:
         """Return how many outputs are left that say a full chunk of tokens and nothing else: all but the last one."""
         return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1

@@ -15,11 +15,13 @@ class Said:
 
     Attributes:
         rows: outputs of its running set, valid until the set's next change.
+        packed: outputs that are msgpack already.
         outputs: those of the others.
 
     """
 
     rows: Sequence[Rows] = ()
+    packed: list[bytes] = field(default_factory=list)
     outputs: list[EngineCoreOutput] = field(default_factory=list)
 
 

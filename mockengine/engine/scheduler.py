@@ -297,7 +297,7 @@ class Scheduler:
                 skipped.append(sequence)
                 continue
             count = self._admit(step, sequence, budget, threshold)
-            if not count:
+            if count is None:
                 break
             budget -= count
             self._leave_queue(sequence)
@@ -315,16 +315,18 @@ class Scheduler:
         lora, most = sequence.lora_request, self._config.max_loras
         return lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras
 
-    def _admit(self, step: Step, sequence: TokenSequence, budget: int, threshold: int) -> int:
-        """Give a sequence blocks and schedule its first tokens; return how many, 0 being that it has to wait."""
+    def _admit(self, step: Step, sequence: TokenSequence, budget: int, threshold: int) -> int | None:
+        """Give a sequence blocks and schedule its first tokens; return how many, or None: it has to wait."""
         hits = self.cache.find(sequence)
         computed = len(hits) * self.cache.block_size
         count = min(sequence.num_tokens - computed, threshold)
         if count > budget and not self._config.enable_chunked_prefill:
-            return 0
+            return None
         count = min(count, budget)
+        if sequence.leaves_a_token:
+            count = min(count, sequence.num_tokens - computed - 1)
         if not self.cache.admit(sequence, hits, computed + count):
-            return 0
+            return None
         if sequence.status is Status.PREEMPTED:
             step.resumed.append(sequence)
         else:

@@ -48,6 +48,8 @@ class TokenSequence:
         mm_features: images and the like in its prompt, by offset.
         skip_reading_prefix_cache: it computes its whole prompt, whatever is cached.
         is_blocked: it is not admitted, as while its grammar is compiled, or stays where it is, if it runs.
+        leaves_a_token: its admission leaves its last token to be computed, so that its next output comes when it is
+            scheduled again.
 
         status: where it is.
         num_tokens: prompt and outputs whose results have arrived.
@@ -73,6 +75,7 @@ class TokenSequence:
     mm_features: tuple[MultiModalFeature, ...] = ()
     skip_reading_prefix_cache: bool = False
     is_blocked: bool = False
+    leaves_a_token: bool = False
 
     status: Status = field(default=Status.WAITING, init=False)
     num_tokens: int = field(init=False)

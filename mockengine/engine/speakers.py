@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
+from mockengine.engine.loose import LooseRow
 from mockengine.engine.requests import Request
 from mockengine.engine.running import RunningSet
 from mockengine.engine.said import Said, Spoken
@@ -27,6 +28,7 @@ class Speakers:
         self._chunk_size = chunk_size
         self._speaking: dict[str, Request] = {}
         self._sets: dict[int, RunningSet] = {}
+        self._loose: dict[str, LooseRow] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._speaking or any(request_id in each for each in self._sets.values())
@@ -37,6 +39,7 @@ class Speakers:
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
+        self._loose.pop(request_id, None)
         for running_set in self._sets.values():
             if request_id in running_set:
                 return running_set.leave(request_id)
@@ -104,6 +107,22 @@ class Speakers:
                     running_set.join(request)
             for request in leavers:
                 self._speaking[request.request_id] = request
+
+    def say_loosely(self, requests: Sequence[Request]) -> Spoken:
+        """Let these requests say their next tokens, each at its own pace: none of them is ever a row among others."""
+        spoken = Spoken()
+        for request in requests:
+            if request.has_more_to_say or request.plain_outputs_left(self._chunk_size) <= 0:
+                self._advance(request, spoken)
+            else:
+                row = self._loose.get(request.request_id)
+                if row is None:
+                    row = self._loose[request.request_id] = LooseRow(request, self._source, self._chunk_size)
+                spoken.said.setdefault(request.client, Said()).packed.append(row.say())
+                spoken.tokens += self._chunk_size
+        for request, _ in spoken.finished:
+            self._loose.pop(request.request_id, None)
+        return spoken
 
     def _single_out(self, requests: Sequence[Request]) -> None:
         """Remove everybody else from the running sets."""

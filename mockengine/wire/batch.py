@@ -122,7 +122,9 @@ class StepEncoder:
         self._packed_index = pack(unsigned(engine_index, "engine_index"))
         self._packed_stats: tuple[SchedulerStats | None, str, bytes] = (None, "", pack(None))
 
-    def encode(self, step: StepOutputs, line: Line, rows: Sequence[Rows] = ()) -> list[list[Buffer]]:
+    def encode(
+        self, step: StepOutputs, line: Line, rows: Sequence[Rows] = (), packed: Sequence[bytes] = ()
+    ) -> list[list[Buffer]]:
         """Encode a step, or several that differ in the tokens of the rows alone.
 
         Args:
@@ -130,6 +132,7 @@ class StepEncoder:
                 has no outputs and no finished requests, since these are said once.
             line: the frontend's.
             rows: each with tokens of as many steps.
+            packed: outputs as msgpack, of one step.
 
         Returns:
             One message of one frame for each step.
@@ -138,7 +141,7 @@ class StepEncoder:
             ValueError: as `write_envelope`.
 
         """
-        num_rows = sum(len(part.strip) for part in rows)
+        num_rows = sum(len(part.strip) for part in rows) + len(packed)
         if not (num_rows or step.outputs or step.scheduler_stats or step.finished_requests):
             raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
         tail = step_tail_items(step, line)
@@ -146,6 +149,7 @@ class StepEncoder:
         parts: list[Buffer] = [
             head,
             *[part.strip.write(part.tokens) for part in rows],
+            *packed,
             *[pack(output_items(output, line)) for output in step.outputs],
             self._stats(step.scheduler_stats, line),
             *[pack(item) for item in tail],

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Outputs of nothing but tokens, for requests that do not step together with all others of their client.
+
+What the running set does with columns is done here one by one, at the cost of a row.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from mockengine.engine.requests import Request
+from mockengine.replies import TokenSource
+from mockengine.wire.batch import array_header
+from mockengine.wire.codec import pack
+
+# Tokens that are drawn at once.
+_DRAWN: Final = 64
+_TOKEN: Final = b"\xce"
+_TOKEN_BYTES: Final = 4
+
+
+class LooseRow:
+    """The outputs of one request, packed, with a full chunk of tokens each."""
+
+    __slots__ = ("_chunk_size", "_drawn", "_head", "_place", "_request", "_source")
+
+    def __init__(self, request: Request, source: TokenSource, chunk_size: int) -> None:
+        self._request = request
+        self._source = source
+        self._chunk_size = chunk_size
+        self._head = b"\x92" + pack(request.request_id) + array_header(chunk_size)
+        self._drawn = b""
+        self._place = 0
+
+    def say(self) -> bytes:
+        """Return the next output, which must not be the last one, as msgpack."""
+        if self._place == len(self._drawn):
+            self._draw()
+        start = self._place
+        end = self._place = start + self._chunk_size * (1 + _TOKEN_BYTES)
+        self._request.skip(self._chunk_size)
+        return self._head + self._drawn[start:end]
+
+    def _draw(self) -> None:
+        """Draw as many chunks as are cheap at once, each token with its msgpack type before it."""
+        count = max(1, _DRAWN // self._chunk_size) * self._chunk_size
+        keys, starts = np.array([self._request.key], np.uint64), np.array([self._request.output_tokens], np.int64)
+        tokens = self._source.block(keys, starts, count)[0]
+        typed = np.empty((count, 1 + _TOKEN_BYTES), np.uint8)
+        typed[:, 0] = _TOKEN[0]
+        typed[:, 1:] = tokens.astype(">u4").view(np.uint8).reshape(count, _TOKEN_BYTES)
+        self._drawn = typed.tobytes()
+        self._place = 0

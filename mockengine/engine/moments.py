@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests each have moments of their own: a time to their first token, and times between tokens.
+
+Limits and cache are those of vLLM's scheduler, or none. A request that is admitted gets its slot and its blocks at
+once, and its prompt is computed but for the last token; that one is scheduled when the first output is due, and
+everything after it when it is due. Since no step has a duration, none has a budget of tokens either.
+
+What is due at almost the same time is said in one step. Moments follow from moments, so that being late by the rest of
+a tick does not add up.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import Final
+
+from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.requests import Request
+from mockengine.engine.said import Spoken
+from mockengine.engine.scheduled import KvEventSink, ScheduledRequests
+from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.steps import StepResult
+from mockengine.engine.timing import RequestTiming
+from mockengine.replies import TokenSource
+from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.stats import SchedulerStats
+
+# Steps are at least so far apart: a fraction of any time between tokens that is worth simulating.
+_TICK_S: Final = 0.000_5
+_NO_LIMIT: Final = 2**40
+_NO_LIMITS: Final = BatchingConfig(
+    max_num_seqs=_NO_LIMIT,
+    max_num_batched_tokens=_NO_LIMIT,
+    num_gpu_blocks=_NO_LIMIT,
+    enable_prefix_caching=False,
+)
+
+
+class MomentRunner:
+    """Runs requests by their own moments."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        batching: BatchingConfig | None,
+        source: TokenSource,
+        timing: RequestTiming,
+        kv_event_sink: KvEventSink | None,
+    ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            config: what the engine plays.
+            batching: its limits and its cache; None is without any.
+            source: of tokens.
+            timing: when requests say something.
+            kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
+
+        """
+        self._is_limited = batching is not None
+        limits = _NO_LIMITS if batching is None else replace(batching, max_num_batched_tokens=_NO_LIMIT)
+        self._requests = ScheduledRequests(config, limits, source, kv_event_sink)
+        self._scheduler = self._requests.scheduler
+        self._timing = timing
+        self._blocked: AbstractSet[int] = frozenset()
+        # When each running sequence is due; entries of the heap that say something else are old.
+        self._due: dict[TokenSequence, float] = {}
+        self._heap: list[tuple[float, int, TokenSequence]] = []
+        self._order = count()
+        # Sequences that were due while their client took no output.
+        self._held: list[TokenSequence] = []
+        # Whether somebody may be admitted that could not be in the last step.
+        self._has_news = False
+        self._not_before = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self._requests.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot, for room in the cache, or for something else."""
+        return self._requests.num_waiting
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests.by_id
+
+    def add(self, request: Request, asked: EngineCoreRequest) -> None:
+        """Let a request wait for its admission."""
+        self._requests.add(request, asked, leaves_a_token=True, is_blocked=request.client in self._blocked)
+        self._has_news = True
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is."""
+        sequence = self._requests.sequences.get(request_id)
+        if sequence is not None:
+            self._due.pop(sequence, None)
+            self._has_news = True
+        return self._requests.take(request_id)
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+        self._due.clear()
+        self._heap.clear()
+        self._held.clear()
+        return self._requests.take_all()
+
+    def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when somebody is due next, `now` if somebody may be admitted or heard again, or None."""
+        if not self._requests.by_id:
+            return None
+        if self._has_news or not self._blocked <= blocked:
+            return now
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heappop(self._heap)
+        return max(self._heap[0][0], self._not_before) if self._heap else None
+
+    def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
+        """Let everybody who is due say what they have to, and admit whom there is room for."""
+        self._note_blocked(blocked)
+        self._release(now)
+        step = self._scheduler.schedule(now)
+        self._has_news = bool(step.preempted)
+        for sequence in step.preempted:
+            self._due.pop(sequence, None)
+            sequence.is_blocked = self._client(sequence) in blocked
+        factor = self._timing.load_factor(self._requests.num_running)
+        for sequence in (*step.new, *step.resumed):
+            uncached = sequence.num_prompt_tokens - sequence.num_cached_tokens
+            self._put_off(sequence, now + self._timing.first_token_s(self._key(sequence), uncached, factor))
+        result = self._scheduler.update(step)
+        spoken = self._requests.say(result, loosely=True)
+        self._put_off_all(result, factor)
+        self._requests.publish()
+        self._has_news = self._has_news or bool(spoken.finished and self._requests.num_waiting)
+        # As with a real scheduler, statistics change although nobody says anything.
+        self._not_before = now + _TICK_S
+        spoken.is_reported = self._is_limited and not spoken.said
+        return spoken
+
+    def settle(self, spoken: Spoken, now: float) -> None:
+        """Go on after a step: everybody goes on by themselves."""
+
+    def load(self) -> SchedulerStats:
+        """Return how many requests run and wait, and how full the cache is."""
+        load = self._requests.load()
+        return load if self._is_limited else replace(load, kv_cache_usage=0.0)
+
+    def take_stats(self) -> SchedulerStats:
+        """Return that, and queries and hits of the prefix cache since the call before."""
+        stats = self._requests.take_stats()
+        return stats if self._is_limited else replace(stats, kv_cache_usage=0.0)
+
+    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+        """Forget what is cached; tell whether that was possible.
+
+        Args:
+            now: the time, in engine seconds.
+            reset_running: preempt whatever runs first, whose cache cannot be forgotten.
+
+        """
+        self._has_news = True
+        return self._scheduler.reset_prefix_cache(reset_running, now) if self._is_limited else True
+
+    # Moments.
+
+    def _put_off(self, sequence: TokenSequence, due: float) -> None:
+        """Let a sequence stay where it is until then."""
+        sequence.is_blocked = True
+        self._due[sequence] = due
+        heappush(self._heap, (due, next(self._order), sequence))
+
+    def _put_off_all(self, result: StepResult, factor: float) -> None:
+        """Let those who have said something wait for their next moment, and forget those who have ended."""
+        for sequence in result.sequences:
+            due = self._due.pop(sequence, None)
+            if due is not None and not sequence.is_finished:
+                position = sequence.num_output_tokens
+                self._put_off(sequence, due + self._timing.inter_token_s(self._key(sequence), position, factor))
+
+    def _release(self, now: float) -> None:
+        """Let those go on who are due, unless their client takes no output."""
+        while self._heap and self._heap[0][0] <= now:
+            due, _, sequence = heappop(self._heap)
+            if self._due.get(sequence) != due:
+                continue
+            if self._client(sequence) in self._blocked:
+                self._held.append(sequence)
+            else:
+                sequence.is_blocked = False
+
+    def _note_blocked(self, blocked: AbstractSet[int]) -> None:
+        """Let the requests of these clients stay where they are, and those of others go on."""
+        changed = self._blocked ^ blocked
+        if not changed:
+            return
+        self._blocked = frozenset(blocked)
+        for sequence in self._scheduler.waiting:
+            sequence.is_blocked = self._client(sequence) in blocked
+        for sequence in self._take_held(changed - blocked):
+            heappush(self._heap, (self._due[sequence], next(self._order), sequence))
+
+    def _take_held(self, clients: AbstractSet[int]) -> Iterable[TokenSequence]:
+        held = [sequence for sequence in self._held if sequence in self._due]
+        self._held = [sequence for sequence in held if self._client(sequence) not in clients]
+        return [sequence for sequence in held if self._client(sequence) in clients]
+
+    def _client(self, sequence: TokenSequence) -> int:
+        return self._requests.by_id[sequence.request_id].client
+
+    def _key(self, sequence: TokenSequence) -> int:
+        return self._requests.by_id[sequence.request_id].key

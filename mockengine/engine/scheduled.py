@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that share an engine as vLLM's scheduler and KV cache have it; when they are stepped is told elsewhere.
+
+`batching` has steps that take time one after the other, `moments` requests that each have moments of their own.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from hashlib import blake2b
+from typing import Final
+
+from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.requests import Request
+from mockengine.engine.said import Spoken
+from mockengine.engine.scheduler import Scheduler, SchedulerConfig
+from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.speakers import Speakers
+from mockengine.engine.steps import StepResult
+from mockengine.replies import TokenSource
+from mockengine.wire.kv_events import KVCacheEvent
+from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.sampling import SamplingParams
+from mockengine.wire.stats import SchedulerStats
+
+KvEventSink = Callable[[Sequence[KVCacheEvent]], None]
+"""Hears of what happened to the blocks of a rank in a step."""
+
+# Tokens of a reply that are drawn at once for the names of its blocks.
+_DRAWN_AHEAD: Final = 128
+
+
+class ScheduledRequests:
+    """The requests of a rank, their sequences, and what schedules these."""
+
+    def __init__(
+        self, config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
+    ) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            config: what the engine plays.
+            batching: its limits and its cache.
+            source: of tokens.
+            kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
+
+        """
+        self.cache = KVCache(
+            batching.num_gpu_blocks,
+            config.block_size,
+            enable_prefix_caching=batching.enable_prefix_caching,
+            enable_kv_cache_events=kv_event_sink is not None,
+        )
+        limits = SchedulerConfig(
+            max_num_seqs=batching.max_num_seqs,
+            max_num_batched_tokens=batching.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            policy=batching.scheduling_policy,
+            long_prefill_token_threshold=batching.long_prefill_token_threshold,
+            tokens_per_step=config.output_token_chunk_size,
+        )
+        self.scheduler = Scheduler(limits, self.cache)
+        self.speakers = Speakers(source, config.output_token_chunk_size)
+        self.by_id: dict[str, Request] = {}
+        self.sequences: dict[str, TokenSequence] = {}
+        self._source = source
+        self._max_model_len = config.max_model_len
+        self._kv_event_sink = kv_event_sink
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self.scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot, for room in the cache, or for something else."""
+        return self.scheduler.num_waiting + self.scheduler.num_skipped
+
+    def add(self, request: Request, asked: EngineCoreRequest, *, leaves_a_token: bool, is_blocked: bool) -> None:
+        """Let a request wait for its admission; the flags are those of its sequence."""
+        sequence = _sequence_of(request, asked, self._source, self._max_model_len)
+        sequence.leaves_a_token = leaves_a_token
+        sequence.is_blocked = is_blocked
+        self.by_id[request.request_id] = request
+        self.sequences[request.request_id] = sequence
+        self.scheduler.add(sequence, request.accepted_at)
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is; what is being computed for it is dropped."""
+        request = self.by_id.pop(request_id, None)
+        if request is not None:
+            del self.sequences[request_id]
+            self.scheduler.abort(request_id)
+            self.speakers.take(request_id)
+        return request
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+        requests = list(self.by_id.values())
+        for request in requests:
+            self.take(request.request_id)
+        return requests
+
+    def say(self, result: StepResult, *, loosely: bool = False) -> Spoken:
+        """Let the requests that a step has brought something to say it; those that have ended are gone.
+
+        Args:
+            result: of the step.
+            loosely: whether requests seldom step together.
+
+        """
+        requests = [self.by_id[sequence.request_id] for sequence in result.sequences]
+        for index, news in result.news.items():
+            requests[index].tell(news.events, news.prefill_stats)
+        spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
+        for request, _ in spoken.finished:
+            del self.by_id[request.request_id], self.sequences[request.request_id]
+        return spoken
+
+    def publish(self) -> None:
+        """Tell of what has happened to blocks."""
+        if self._kv_event_sink is not None and (events := self.cache.take_events()):
+            self._kv_event_sink(events)
+
+    def are_all_of(self, clients: AbstractSet[int]) -> bool:
+        """Tell whether requests are there, and all are of these clients."""
+        if not clients or not self.by_id:
+            return False
+        return all(request.client in clients for request in self.by_id.values())
+
+    def load(self) -> SchedulerStats:
+        """Return how many requests run and wait, and how full the cache is."""
+        return SchedulerStats(
+            num_running_reqs=self.scheduler.num_running,
+            num_waiting_reqs=self.scheduler.num_waiting,
+            num_skipped_waiting_reqs=self.scheduler.num_skipped,
+            kv_cache_usage=self.cache.usage,
+        )
+
+    def take_stats(self) -> SchedulerStats:
+        """Return that, and queries and hits of the prefix cache since the call before."""
+        return SchedulerStats(
+            num_running_reqs=self.scheduler.num_running,
+            num_waiting_reqs=self.scheduler.num_waiting,
+            num_skipped_waiting_reqs=self.scheduler.num_skipped,
+            kv_cache_usage=self.cache.usage,
+            prefix_cache_stats=self.cache.take_stats(),
+        )
+
+
+class _TokenReader:
+    """Tokens of a prompt and of the reply to it, numbered through; those of the reply are drawn ahead."""
+
+    __slots__ = ("_ahead", "_ahead_from", "_key", "_num_prompt_tokens", "_prompt", "_source")
+
+    def __init__(self, asked: EngineCoreRequest, key: int, source: TokenSource) -> None:
+        self._num_prompt_tokens = asked.num_prompt_tokens
+        # A prompt of embeddings has no ids; its salt tells it from others.
+        self._prompt: Sequence[int] = asked.prompt_token_ids or array("I", bytes(4 * self._num_prompt_tokens))
+        self._key = key
+        self._source = source
+        self._ahead: list[int] = []
+        self._ahead_from = 0
+
+    def __call__(self, start: int, count: int) -> Sequence[int]:
+        """Return so many tokens from a position on."""
+        place = start - self._num_prompt_tokens
+        if place >= 0:
+            return self._of_reply(place, count)
+        of_prompt = self._prompt[start : start + count]
+        missing = count - len(of_prompt)
+        return [*of_prompt, *self._of_reply(0, missing)] if missing else of_prompt
+
+    def _of_reply(self, place: int, count: int) -> list[int]:
+        if place < self._ahead_from or place + count > self._ahead_from + len(self._ahead):
+            self._ahead = self._source.tokens(self._key, place, max(count, _DRAWN_AHEAD))
+            self._ahead_from = place
+        return self._ahead[place - self._ahead_from : place - self._ahead_from + count]
+
+
+def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource, max_model_len: int) -> TokenSequence:
+    """Return what the scheduler is to know of a request."""
+    params = asked.sampling_params or SamplingParams()
+    num_prompt_tokens = asked.num_prompt_tokens
+    room = max_model_len - num_prompt_tokens
+    return TokenSequence(
+        request_id=request.request_id,
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=max(1, room if params.max_tokens is None else min(room, params.max_tokens)),
+        stops_after=max(1, request.num_reply_tokens),
+        tokens=_TokenReader(asked, request.key, source),
+        priority=asked.priority,
+        arrival_time=asked.arrival_time,
+        lora_request=asked.lora_request,
+        cache_salt=_salt(asked),
+        mm_features=asked.mm_features,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+    )
+
+
+def _salt(asked: EngineCoreRequest) -> str | None:
+    """Return what keeps blocks apart that have the same token ids: a prompt of embeddings has none of its own."""
+    if asked.prompt_embeds is None:
+        return asked.cache_salt
+    return f"{asked.cache_salt or ''}/{blake2b(asked.prompt_embeds.data, digest_size=16).hexdigest()}"
