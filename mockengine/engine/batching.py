@@ -63,6 +63,7 @@ class BatchRunner:
         self._timing = timing
         self._held: AbstractSet[int] = frozenset()
         self._under_way: deque[_UnderWay] = deque()
+        self._stats: SchedulerStats | None = None
 
     @property
     def num_running(self) -> int:
@@ -106,6 +107,8 @@ class BatchRunner:
             ended = self._under_way.popleft()
             spoken = self._requests.say(self._pipeline.finish())
             spoken.is_reported = True
+            # Those of this step: the next one changes them.
+            self._stats = self._requests.take_stats()
             # From when it should have been, unless that has been missed by a whole step.
             begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         if not self._requests.are_all_of(blocked):
@@ -123,7 +126,8 @@ class BatchRunner:
 
     def take_stats(self) -> SchedulerStats:
         """Return that, and queries and hits of the prefix cache since the call before."""
-        return self._requests.take_stats()
+        stats, self._stats = self._stats, None
+        return self._requests.take_stats() if stats is None else stats
 
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
         """Forget what is cached; tell whether that was possible.
