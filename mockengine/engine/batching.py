@@ -63,7 +63,15 @@ class BatchRunner:
         self._timing = timing
         self._held: AbstractSet[int] = frozenset()
         self._under_way: deque[_UnderWay] = deque()
-        self._stats: SchedulerStats | None = None
+        # Requests that came while a step was computed; the scheduler hears of them when it has ended.
+        self._arrived: dict[str, tuple[Request, EngineCoreRequest]] = {}
+        self._begin = 0.0
+        self._blocked: AbstractSet[int] = frozenset()
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way, in which an engine takes in nothing but aborts."""
+        return bool(self._under_way)
 
     @property
     def num_running(self) -> int:
@@ -73,22 +81,32 @@ class BatchRunner:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot, for room in the cache, or for something else."""
-        return self._requests.num_waiting
+        return self._requests.num_waiting + len(self._arrived)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests.by_id
+        return request_id in self._requests.by_id or request_id in self._arrived
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
-        """Let a request wait for its admission."""
-        self._requests.add(request, asked, leaves_a_token=False, is_blocked=request.client in self._held)
+        """Let a request wait for its admission, once the step that is under way has ended."""
+        if self._under_way:
+            self._arrived[request.request_id] = request, asked
+        else:
+            self._take_in(request, asked, request.accepted_at)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
+        if request_id in self._arrived:
+            return self._arrived.pop(request_id)[0]
         return self._requests.take(request_id)
 
     def take_all(self) -> list[Request]:
-        """Remove every request."""
-        return self._requests.take_all()
+        """Remove every request; nothing is computed any more."""
+        arrived, self._arrived = self._arrived, {}
+        requests = [*self._requests.take_all(), *(request for request, _ in arrived.values())]
+        while self._under_way:
+            self._under_way.popleft()
+            self._pipeline.finish()
+        return requests
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the oldest step under way ends, or `now` if one can be scheduled, or None."""
@@ -99,26 +117,29 @@ class BatchRunner:
         return now
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
-        """Take in the result of the step that has ended, if one has, and schedule what can be."""
+        """Take in the result of the step that has ended, if one has."""
         self._hold(blocked)
-        spoken = Spoken()
-        begin = now
-        if self._under_way and self._under_way[0].ends_at <= now:
-            ended = self._under_way.popleft()
-            spoken = self._requests.say(self._pipeline.finish())
-            spoken.is_reported = True
-            # Those of this step: the next one changes them.
-            self._stats = self._requests.take_stats()
-            # From when it should have been, unless that has been missed by a whole step.
-            begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
-        if not self._requests.are_all_of(blocked):
-            self._start(now, begin)
+        self._blocked = blocked
+        self._begin = now
+        if not self._under_way or self._under_way[0].ends_at > now:
+            return Spoken()
+        ended = self._under_way.popleft()
+        spoken = self._requests.say(self._pipeline.finish())
+        spoken.is_reported = True
         self._requests.publish()
+        # From when it should have been, unless that has been missed by a whole step.
+        self._begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         return spoken
 
-    def settle(self, spoken: Spoken, now: float) -> None:  # noqa: ARG002 - steps know their time
-        """Go on after a step."""
+    def settle(self, spoken: Spoken, now: float) -> None:
+        """Take in who has arrived meanwhile, and schedule what can be."""
         self._requests.speakers.regroup(spoken.said)
+        if spoken.is_reported or not self._under_way:
+            arrived, self._arrived = self._arrived, {}
+            for request, asked in arrived.values():
+                self._take_in(request, asked, now)
+        if not self._requests.are_all_of(self._blocked):
+            self._start(now, self._begin)
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait, and how full the cache is."""
@@ -126,8 +147,7 @@ class BatchRunner:
 
     def take_stats(self) -> SchedulerStats:
         """Return that, and queries and hits of the prefix cache since the call before."""
-        stats, self._stats = self._stats, None
-        return self._requests.take_stats() if stats is None else stats
+        return self._requests.take_stats()
 
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
         """Forget what is cached; tell whether that was possible.
@@ -138,6 +158,9 @@ class BatchRunner:
 
         """
         return self._scheduler.reset_prefix_cache(reset_running, now)
+
+    def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+        self._requests.add(request, asked, now, leaves_a_token=False, is_blocked=request.client in self._held)
 
     def _start(self, now: float, begin: float) -> None:
         """Schedule steps until the result of the oldest one has to be waited for."""

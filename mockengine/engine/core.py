@@ -77,6 +77,8 @@ class EngineCore:
         self._control = Control(config.block_size, dialect, self._runner)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
+        # Calls that came while a step was computed; a real engine reads them between steps.
+        self._calls: list[tuple[UtilityCall, int]] = []
 
     # What comes in.
 
@@ -92,7 +94,7 @@ class EngineCore:
             case Abort(request_ids):
                 return self._abort(request_ids, now)
             case UtilityCall():
-                return self._answer(message, client, now)
+                return self._call(message, client, now)
             case StartDpWave(wave, exclude):
                 if self._config.has_waves:
                     self.wave.woken(self.rank, wave, exclude)
@@ -107,10 +109,11 @@ class EngineCore:
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
+        answers = self._answer_calls(now)
         for request in self._runner.take_all():
             self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
-        return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
+        return [*answers, *(self._final_outputs(client, outputs, now) for client, outputs in by_client.items())]
 
     # What goes on.
 
@@ -164,6 +167,8 @@ class EngineCore:
             self._report_finished(request, reason, now)
             self._note_finished(request)
         outbound += self._outgoing.step(spoken, self._runner.take_stats, now)
+        if spoken.is_reported:
+            outbound += self._answer_calls(now)
         # Only now: the rows of what was said lie where the running sets have them.
         self._runner.settle(spoken, now)
         outbound += self._load_for_coordinator(now)
@@ -248,6 +253,17 @@ class EngineCore:
         return []
 
     # Utility calls and what cannot be read.
+
+    def _call(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
+        if self._runner.is_computing:
+            self._calls.append((call, arrived_from))
+            return []
+        return self._answer(call, arrived_from, now)
+
+    def _answer_calls(self, now: float) -> list[Outbound]:
+        """Answer the calls that came while a step was computed."""
+        calls, self._calls = self._calls, []
+        return [answer for call, client in calls for answer in self._answer(call, client, now)]
 
     def _answer(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
         self._dialect.learn_from_call(call.method)

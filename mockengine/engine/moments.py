@@ -60,7 +60,8 @@ class MomentRunner:
 
         """
         self._is_limited = batching is not None
-        limits = _NO_LIMITS if batching is None else replace(batching, max_num_batched_tokens=_NO_LIMIT)
+        # A prompt in chunks would have several moments before its first token.
+        limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
         self._requests = ScheduledRequests(config, limits, source, kv_event_sink)
         self._scheduler = self._requests.scheduler
         self._timing = timing
@@ -74,6 +75,11 @@ class MomentRunner:
         # Whether somebody may be admitted that could not be in the last step.
         self._has_news = False
         self._not_before = 0.0
+
+    @property
+    def is_computing(self) -> bool:
+        """Never: no step has a duration."""
+        return False
 
     @property
     def num_running(self) -> int:
@@ -90,7 +96,8 @@ class MomentRunner:
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
         """Let a request wait for its admission."""
-        self._requests.add(request, asked, leaves_a_token=True, is_blocked=request.client in self._blocked)
+        is_blocked = request.client in self._blocked
+        self._requests.add(request, asked, request.accepted_at, leaves_a_token=True, is_blocked=is_blocked)
         self._has_news = True
 
     def take(self, request_id: str) -> Request | None:
@@ -125,8 +132,10 @@ class MomentRunner:
         step = self._scheduler.schedule(now)
         self._has_news = bool(step.preempted)
         for sequence in step.preempted:
-            self._due.pop(sequence, None)
-            sequence.is_blocked = self._client(sequence) in blocked
+            # One that a reset preempted may have been aborted since.
+            if not sequence.is_finished:
+                self._due.pop(sequence, None)
+                sequence.is_blocked = self._client(sequence) in blocked
         factor = self._timing.load_factor(self._requests.num_running)
         for sequence in (*step.new, *step.resumed):
             uncached = sequence.num_prompt_tokens - sequence.num_cached_tokens

@@ -88,7 +88,7 @@ class Outgoing:
                 return []
             clients = [0]
         load = stats()
-        told_of_load = clients[0]
+        told_of_load = clients[0] if spoken.first_client is None else spoken.first_client
         if load.num_running_reqs or load.num_waiting_reqs:
             self._clients_told_of_load.add(told_of_load)
         elif spoken.is_reported:

@@ -24,6 +24,10 @@ class Runner(Protocol):
     """Runs the requests of one rank."""
 
     @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way, in which an engine takes in nothing but aborts."""
+
+    @property
     def num_running(self) -> int:
         """Requests that are stepped."""
 
@@ -95,6 +99,11 @@ class FreeRunner:
         self._pace = Pace(config.itl_s)
         self._has_pace = config.itl_s > 0
         self._last_load = SchedulerStats()
+
+    @property
+    def is_computing(self) -> bool:
+        """Never: its steps take no time."""
+        return False
 
     @property
     def num_running(self) -> int:

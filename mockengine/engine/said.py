@@ -33,6 +33,7 @@ class Spoken:
         said: by client; rows are valid until `Speakers.regroup`.
         tokens: of all requests together.
         finished: requests that have said their last, and why that was it; they are gone.
+        first_client: whose request said something first, which gets the statistics; None is whichever is told first.
         is_reported: whether the frontend hears of the step although nothing was said.
 
     """
@@ -40,4 +41,5 @@ class Spoken:
     said: dict[int, Said] = field(default_factory=dict)
     tokens: int = 0
     finished: list[tuple[Request, FinishReason]] = field(default_factory=list)
+    first_client: int | None = None
     is_reported: bool = False

@@ -7,7 +7,9 @@
 from array import array
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from hashlib import blake2b
+from math import isnan
 from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
@@ -20,7 +22,7 @@ from mockengine.engine.speakers import Speakers
 from mockengine.engine.steps import StepResult
 from mockengine.replies import TokenSource
 from mockengine.wire.kv_events import KVCacheEvent
-from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
 from mockengine.wire.sampling import SamplingParams
 from mockengine.wire.stats import SchedulerStats
 
@@ -78,14 +80,16 @@ class ScheduledRequests:
         """Requests that wait for a slot, for room in the cache, or for something else."""
         return self.scheduler.num_waiting + self.scheduler.num_skipped
 
-    def add(self, request: Request, asked: EngineCoreRequest, *, leaves_a_token: bool, is_blocked: bool) -> None:
-        """Let a request wait for its admission; the flags are those of its sequence."""
+    def add(
+        self, request: Request, asked: EngineCoreRequest, now: float, *, leaves_a_token: bool, is_blocked: bool
+    ) -> None:
+        """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
         sequence = _sequence_of(request, asked, self._source, self._max_model_len)
         sequence.leaves_a_token = leaves_a_token
         sequence.is_blocked = is_blocked
         self.by_id[request.request_id] = request
         self.sequences[request.request_id] = sequence
-        self.scheduler.add(sequence, request.accepted_at)
+        self.scheduler.add(sequence, now)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
@@ -113,8 +117,11 @@ class ScheduledRequests:
         """
         requests = [self.by_id[sequence.request_id] for sequence in result.sequences]
         for index, news in result.news.items():
+            if news.events or news.prefill_stats:
+                self.speakers.set_apart(requests[index])
             requests[index].tell(news.events, news.prefill_stats)
         spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
+        spoken.first_client = requests[0].client if requests else None
         for request, _ in spoken.finished:
             del self.by_id[request.request_id], self.sequences[request.request_id]
         return spoken
@@ -192,11 +199,21 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource
         stops_after=max(1, request.num_reply_tokens),
         tokens=_TokenReader(asked, request.key, source),
         priority=asked.priority,
-        arrival_time=asked.arrival_time,
+        # Nothing can be ordered by what is no number.
+        arrival_time=0.0 if isnan(asked.arrival_time) else asked.arrival_time,
         lora_request=asked.lora_request,
         cache_salt=_salt(asked),
-        mm_features=asked.mm_features,
+        mm_features=_features_within(asked.mm_features, num_prompt_tokens),
         skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+    )
+
+
+def _features_within(features: Sequence[MultiModalFeature], num_tokens: int) -> tuple[MultiModalFeature, ...]:
+    """Return features without what they claim beyond the prompt, which may be any number of tokens."""
+    return tuple(
+        replace(feature, length=min(feature.length, num_tokens - feature.offset))
+        for feature in features
+        if 0 <= feature.offset < num_tokens
     )
 
 

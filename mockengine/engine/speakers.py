@@ -45,6 +45,12 @@ class Speakers:
                 return running_set.leave(request_id)
         return self._speaking.pop(request_id, None)
 
+    def set_apart(self, request: Request) -> None:
+        """Let a request say more than tokens in the next step, which a row of a running set cannot."""
+        if request.is_in_running_set:
+            self._sets[request.client].leave(request.request_id)
+            self._speaking[request.request_id] = request
+
     def take_all(self) -> list[Request]:
         """Remove every request."""
         requests = [request for running_set in self._sets.values() for request in running_set.take_all()]
@@ -113,6 +119,8 @@ class Speakers:
         spoken = Spoken()
         for request in requests:
             if request.has_more_to_say or request.plain_outputs_left(self._chunk_size) <= 0:
+                # What its row has drawn ahead begins with these tokens.
+                self._loose.pop(request.request_id, None)
                 self._advance(request, spoken)
             else:
                 row = self._loose.get(request.request_id)
@@ -120,8 +128,6 @@ class Speakers:
                     row = self._loose[request.request_id] = LooseRow(request, self._source, self._chunk_size)
                 spoken.said.setdefault(request.client, Said()).packed.append(row.say())
                 spoken.tokens += self._chunk_size
-        for request, _ in spoken.finished:
-            self._loose.pop(request.request_id, None)
         return spoken
 
     def _single_out(self, requests: Sequence[Request]) -> None:

@@ -191,9 +191,12 @@ def test_resetting_the_cache_has_an_effect_and_fails_while_it_is_in_use() -> Non
     rig = Rig(config())
 
     def reset(*args: object) -> object:
-        (reply,) = rig.receive(UtilityCall(0, len(rig.heard), "reset_prefix_cache", args))
-        assert isinstance(reply, UtilityReply)
-        return reply.result
+        asked_at = len(rig.heard)
+        rig.receive(UtilityCall(0, asked_at, "reset_prefix_cache", args))
+        # It is answered between steps.
+        while not (replies := [each for _, each in rig.heard[asked_at:] if isinstance(each, UtilityReply)]):
+            rig.step()
+        return replies[0].result
 
     rig.add(request("first", prompt=list(range(100)), max_tokens=30))
     rig.step()
@@ -309,12 +312,19 @@ def test_an_abort_frees_the_place_at_once(*, is_async: bool) -> None:
     assert said_at(rig, "next")[-1] - said_at(rig, "gone")[-1] < 6 * STEP_MS / 1e3
 
 
-def test_everything_ends_at_a_shutdown() -> None:
-    rig = Rig(config(timing=steps_of(STEP_MS), max_num_seqs=2))
+@pytest.mark.parametrize("is_async", [False, True])
+def test_everything_ends_at_a_shutdown(*, is_async: bool) -> None:
+    rig = Rig(config(timing=steps_of(STEP_MS), max_num_seqs=2, async_scheduling=is_async))
     rig.add(*(request(f"r{number}", max_tokens=100) for number in range(4)))
-    play(rig, until=rig.now + 0.05)
+    play(rig, until=rig.now + 0.055)
+    rig.receive(UtilityCall(0, 1, "is_sleeping", ()))
     rig._hear(rig.ranks.abort_everything(rig.now))
-    play(rig)
+    assert [each.result for each in rig.to(0) if isinstance(each, UtilityReply)] == [False]
+    # Without waiting for the step that was computed.
+    for _ in range(5):
+        if rig.ranks.next_deadline(rig.now, NOBODY) is not None:
+            rig._hear(rig.ranks.step(rig.now, NOBODY))
+    assert rig.ranks.next_deadline(rig.now, NOBODY) is None
     assert rig.ranks.num_requests == 0
     assert {rig.finish_reason(f"r{number}") for number in range(4)} == {FinishReason.ABORT}
 
