@@ -28,6 +28,7 @@ _DRAIN_S: Final = 0.005
 _STEPPING_S: Final = 0.001
 # Steps without a pace that are made and sent together, by all ranks that have any to make.
 _MOST_STEPS: Final = 512
+_MILLISECOND_S: Final = 0.001
 # What was sent before a signal may still be on its way to the sockets: leaving waits for a silence this long.
 _SILENCE_MS: Final = 100
 # Longest time that leaving spends on what arrived before it.
@@ -208,10 +209,15 @@ class Loop:
         if patience_s is None:
             return dict(self._poller.poll())
         whole_ms = floor(1_000 * patience_s)
-        if patience_s > 0 and whole_ms == 0:
+        if whole_ms > 0:
+            readable = dict(self._poller.poll(whole_ms))
+            patience_s -= self._clock() - now
+            if readable or patience_s > _MILLISECOND_S:
+                return readable
+        if patience_s > 0:
             # The poller knows whole milliseconds only; what arrives in the rest of one can wait.
             time.sleep(patience_s)
-        return dict(self._poller.poll(max(0, whole_ms)))
+        return dict(self._poller.poll(0))
 
     def _patience_s(self, now: float) -> float | None:
         """Return how long to sleep at most; None is until something arrives."""
