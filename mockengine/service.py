@@ -313,7 +313,7 @@ class _Service:
             clients=len(init.inputs),
             has_coordinator=init.has_coordinator,
             has_waves=init.coordinates_waves,
-            itl_s=settings.itl_ms / 1_000,
+            itl_s=settings.pace_s,
             batching=_batching(settings),
             timing=self._timing,
         )

@@ -246,8 +246,8 @@ class Settings(BaseSettings):
         ge=2**16,
         le=2**40,
         description=(
-            "What may wait for each API server that does not read before its requests wait too; without itl_ms at most "
-            "a mebibyte, since nothing is gained by running further ahead."
+            "What may wait for each API server that does not read before its requests wait too; where replies take no "
+            "time at most a mebibyte, since nothing is gained by running further ahead."
         ),
     )
 
@@ -294,9 +294,14 @@ class Settings(BaseSettings):
         return self.data_parallel_size or self.start_rank + self.engine_count
 
     @property
+    def pace_s(self) -> float:
+        """Time between tokens where nothing else says how long anything takes."""
+        return self.time_scale * self.itl_ms / 1_000
+
+    @property
     def most_bytes_ahead(self) -> int:
         """What may wait for a client: less where the engine is not timed, and would only run ahead of the frontend."""
-        is_timed = self.itl_ms > 0 or self.timing != "instant"
+        is_timed = self.pace_s > 0 or self.timing != "instant"
         return self.max_buffered_bytes if is_timed else min(self.max_buffered_bytes, _MOST_AHEAD_BYTES)
 
 

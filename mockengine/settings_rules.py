@@ -80,6 +80,19 @@ def _events_come_from_a_cache(load_model: str, kv_events_endpoint: str | None) -
     return "without a load_model there is no KV cache that something could happen to (use load_model=vllm)"
 
 
+def _needs_a_scheduler(default: object, load_model: str, value: object) -> str | None:
+    """Explain that a value would be without effect where nobody waits and nothing is full."""
+    if load_model != "off" or value == default:
+        return None
+    return "without a load_model it changes nothing (use load_model=vllm, or leave it out)"
+
+
+def _is_about_events(default: object, kv_events_endpoint: str | None, value: object) -> str | None:
+    if kv_events_endpoint is not None or value == default:
+        return None
+    return "nothing is published (set kv_events_endpoint too)"
+
+
 def _replays_are_of_something(kv_events_endpoint: str | None, kv_events_replay_endpoint: str | None) -> str | None:
     if kv_events_replay_endpoint is None or kv_events_endpoint is not None:
         return None
@@ -126,6 +139,13 @@ _OF_STEPS: Final = (
     "step_ms_per_context_token",
     "step_jitter",
 )
+# Settings of the scheduler and of what is published, likewise.
+_OF_LOAD: Final[Mapping[str, object]] = {
+    "scheduling_policy": "fcfs",
+    "long_prefill_token_threshold": 0,
+    "time_factor_under_load": 1.0,
+}
+_OF_EVENTS: Final[Mapping[str, object]] = {"kv_events_topic": None, "kv_events_buffer_steps": 10_000}
 _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
     (("start_rank", "engine_count"), _ranks_have_an_identity),
     (("start_rank", "engine_count", "data_parallel_size"), _ranks_fit),
@@ -136,6 +156,8 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("timing", "timing_profile"), _a_profile_is_fitted),
     (("load_model", "kv_events_endpoint"), _events_come_from_a_cache),
     (("kv_events_endpoint", "kv_events_replay_endpoint"), _replays_are_of_something),
+    *((("load_model", name), partial(_needs_a_scheduler, default)) for name, default in _OF_LOAD.items()),
+    *((("kv_events_endpoint", name), partial(_is_about_events, default)) for name, default in _OF_EVENTS.items()),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),

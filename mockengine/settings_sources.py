@@ -65,7 +65,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     values = reader.validate(given)
     origins = {name: given[name][-1].origin if name in given else "default" for name in Settings.model_fields}
     for names, text in combination_problems(values):
-        shown = ", ".join(f"{name} {as_text(values[name])} ({origins[name]})" for name in names)
+        shown = ", ".join(f"{name} {_shown(as_text(values[name]))} ({origins[name]})" for name in names)
         reader.problems.append(f"{shown}: {text}")
     if reader.problems:
         raise SettingsError(reader.problems)

@@ -64,12 +64,18 @@ _NEEDED: dict[str, dict[str, object]] = {
     "timing": {"load_model": "vllm"},
     "timing_profile": {"load_model": "vllm", "timing": "fitted"},
     **{name: {"load_model": "vllm", "timing": "step"} for name in Settings.model_fields if name.startswith("step_")},
-    **{name: {"timing": "per_request"} for name in ("ttft_ms", "prefill_ms_per_token", "time_factor_under_load")},
+    **{name: {"timing": "per_request"} for name in ("ttft_ms", "prefill_ms_per_token")},
+    "time_factor_under_load": {"load_model": "vllm", "timing": "per_request"},
+    "scheduling_policy": {"load_model": "vllm"},
+    "long_prefill_token_threshold": {"load_model": "vllm"},
     "ttft_stddev_ms": {"timing": "per_request", "ttft_ms": 1.0},
     "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
     "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
-    "kv_events_replay_endpoint": {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"},
+    **{
+        name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}
+        for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_buffer_steps")
+    },
 }
 _DESCRIPTIONS = describe()
 _NAMES = tuple(Settings.model_fields)
@@ -300,6 +306,30 @@ def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *
         ((names, text),) = problems
         assert names == ("handshake_address", "admin_port")
         assert text == "the frontend's handshake socket listens at port 29555 of this machine (use another admin_port)"
+
+
+@pytest.mark.parametrize(
+    ("values", "works"),
+    [
+        ({"load_model": "off", "scheduling_policy": "priority"}, False),
+        ({"load_model": "vllm", "scheduling_policy": "priority"}, True),
+        ({"load_model": "off", "long_prefill_token_threshold": 512}, False),
+        ({"load_model": "off", "time_factor_under_load": 2.0}, False),
+        ({"load_model": "off", "time_factor_under_load": 1.0}, True),
+        ({"kv_events_endpoint": None, "kv_events_topic": "kv-events"}, False),
+        ({"kv_events_endpoint": None, "kv_events_buffer_steps": 100}, False),
+        ({"kv_events_endpoint": "tcp://*:5557", "kv_events_buffer_steps": 100}, True),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(values: dict[str, Any], *, works: bool) -> None:
+    problems = list(combination_problems(values))
+    assert (not problems) is works
+    assert [names for names, _ in problems] == ([] if works else [tuple(values)])
+
+
+def test_a_pace_is_scaled_like_every_other_duration() -> None:
+    assert Settings(itl_ms=20, time_scale=0.1).pace_s == pytest.approx(0.002)
+    assert Settings(itl_ms=20, time_scale=0).most_bytes_ahead == 2**20
 
 
 def test_a_combination_that_lacks_a_value_is_not_judged() -> None:

@@ -326,3 +326,8 @@ def test_text_of_any_kind_is_understood_or_explained_in_lines(argv: list[str], v
     problems = _problems("--bogus", *argv, **{variable: value})
 
     assert all(problem.isprintable() for problem in problems)
+
+
+def test_a_value_in_a_combination_that_cannot_work_is_shown_like_any_other() -> None:
+    (problem,) = _problems("--timing-profile=\x1b[2J a profile")
+    assert problem.startswith("timing instant (default), timing_profile '\\x1b[2J a profile' (--timing-profile): ")

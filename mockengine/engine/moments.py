@@ -12,7 +12,7 @@ a tick does not add up.
 from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import Final
 
@@ -29,6 +29,8 @@ from mockengine.wire.stats import SchedulerStats
 
 # Steps are at least so far apart: a fraction of any time between tokens that is worth simulating.
 _TICK_S: Final = 0.000_5
+# So many entries of the heap may be old ones, beside as many as there are others.
+_MOST_OLD: Final = 1_024
 _NO_LIMIT: Final = 2**40
 _NO_LIMITS: Final = BatchingConfig(
     max_num_seqs=_NO_LIMIT,
@@ -106,6 +108,8 @@ class MomentRunner:
         if sequence is not None:
             self._due.pop(sequence, None)
             self._has_news = True
+            if len(self._heap) > 2 * len(self._due) + _MOST_OLD:
+                self._forget_old()
         return self._requests.take(request_id)
 
     def take_all(self) -> list[Request]:
@@ -211,6 +215,12 @@ class MomentRunner:
             sequence.is_blocked = self._client(sequence) in blocked
         for sequence in self._take_held(changed - blocked):
             heappush(self._heap, (self._due[sequence], next(self._order), sequence))
+
+    def _forget_old(self) -> None:
+        """Remove entries whose moment may be far away, and with them the prompts of requests that are gone."""
+        self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
+        heapify(self._heap)
+        self._held = [sequence for sequence in self._held if sequence in self._due]
 
     def _take_held(self, clients: AbstractSet[int]) -> Iterable[TokenSequence]:
         held = [sequence for sequence in self._held if sequence in self._due]

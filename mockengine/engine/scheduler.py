@@ -285,32 +285,32 @@ class Scheduler:
 
     def _schedule_waiting(self, step: Step, budget: int, threshold: int, now: float) -> None:
         """Admit what waits, until one finds no room."""
-        skipped: list[TokenSequence] = []
+        admitted: list[TokenSequence] = []
         loras: set[int] = set()
         if self._config.max_loras is not None:
             loras = {sequence.lora_request.int_id for sequence in step.sequences if sequence.lora_request}
-        while budget and self._waiting and len(self.running) < self._config.max_num_seqs:
-            sequence = self._waiting.first()
-            if self._must_wait(sequence, loras):
-                self._waiting.remove(sequence)
+        for sequence in self._waiting:
+            if not budget or len(self.running) >= self._config.max_num_seqs:
+                break
+            if sequence.is_blocked or self._must_wait(sequence, loras):
                 self._skipped.add(sequence)
-                skipped.append(sequence)
                 continue
             count = self._admit(step, sequence, budget, threshold)
             if count is None:
                 break
             budget -= count
-            self._leave_queue(sequence)
+            admitted.append(sequence)
             self.running.append(sequence)
-            sequence.status = _RUNNING
             sequence.events.append(EngineCoreEvent(EventType.SCHEDULED, now))
             if sequence.lora_request:
                 loras.add(sequence.lora_request.int_id)
-        self._waiting.put_back(skipped)
+        for sequence in admitted:
+            self._leave_queue(sequence)
+            sequence.status = _RUNNING
 
     def _must_wait(self, sequence: TokenSequence, loras: set[int]) -> bool:
-        """Whether it waits for something else than room."""
-        if sequence.is_blocked or (self._is_stale(sequence) and not sequence.drops_stale):
+        """Whether it waits for something else than room, although it is not blocked."""
+        if self._is_stale(sequence) and not sequence.drops_stale:
             return True
         lora, most = sequence.lora_request, self._config.max_loras
         return lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras

@@ -22,9 +22,6 @@ class WaitingQueue(Protocol):
     def put_back(self, sequences: Sequence[TokenSequence]) -> None:
         """Take in sequences that go before all others, where their order is not fixed anyway."""
 
-    def first(self) -> TokenSequence:
-        """Return the next one."""
-
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""
 
@@ -50,10 +47,6 @@ class ArrivalQueue:
         for sequence in reversed(sequences):
             self._sequences[sequence] = None
             self._sequences.move_to_end(sequence, last=False)
-
-    def first(self) -> TokenSequence:
-        """Return the first one."""
-        return next(iter(self._sequences))
 
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""
@@ -87,10 +80,6 @@ class PriorityQueue:
         """Take in sequences where they belong."""
         for sequence in sequences:
             self.add(sequence)
-
-    def first(self) -> TokenSequence:
-        """Return the one to be admitted next."""
-        return self._sequences[0]
 
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no well-behaved frontend sends, or only seldom and at bad moments, to a rank with a scheduler."""
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -75,9 +76,39 @@ def test_an_arrival_time_that_is_no_number_is_ordered_somehow(timing: TimingConf
 
 @BOTH
 @pytest.mark.parametrize(("offset", "length"), [(3, 2**62), (-(2**62), 2**62 + 9), (2**62, 5), (5, -9), (-3, 8)])
-def test_an_image_that_claims_more_than_the_prompt_costs_no_more(offset: int, length: int, timing: TimingConfig) -> None:
+def test_an_image_that_claims_more_than_the_prompt_costs_no_more(
+    offset: int, length: int, timing: TimingConfig
+) -> None:
     feature = MultiModalFeature("image", "an image", offset, length, mm_hash=None, has_data=False)
     rig = Rig(config(timing))
     rig.add(request(prompt=[1] * 40, mm_features=(feature,)))
     play(rig)
     assert rig.tokens("r1") == expected_tokens([1] * 40, 4)
+
+
+def test_requests_that_are_aborted_long_before_their_moment_leave_nothing_behind() -> None:
+    prompts: list[weakref.ref[Any]] = []
+    rig = Rig(replace(config(replace(PER_REQUEST, ttft_ms=3_600_000.0)), batching=None))
+    for number in range(5_000):
+        asked = request(f"r{number}", prompt=[number])
+        prompts.append(weakref.ref(asked.prompt_token_ids))
+        rig.add(asked)
+        rig.step()
+        rig.abort(f"r{number}")
+    del asked
+    assert sum(prompt() is not None for prompt in prompts) < 1_500
+
+
+@BOTH
+def test_requests_of_a_client_that_does_not_read_keep_their_places(timing: TimingConfig) -> None:
+    rig = Rig(replace(config(timing, max_num_seqs=1), clients=2))
+    rig.step(frozenset({1}))
+    rig.add(request("first", max_tokens=30))
+    play(rig, until=rig.now + 0.05)
+    names = [f"r{number}" for number in range(6)]
+    rig.add(*(request(name, max_tokens=1, client=1 - number % 2) for number, name in enumerate(names)))
+    for _ in range(3):
+        rig.step(frozenset({1}))
+    play(rig)
+    outputs = [output for _, envelope in rig.heard for output in getattr(envelope, "outputs", ())]
+    assert [output.request_id for output in outputs if output.request_id in names] == names
