@@ -5,9 +5,7 @@ This module knows units and nothing of what a duration is for.
 """
 
 import re
-from typing import Annotated, Final
-
-from pydantic import BeforeValidator, Field
+from typing import Final
 
 ALLOWED_DURATIONS: Final = "a duration from 0 to 1h, such as 250us, 20ms, 1.5s or 2m; a bare number is milliseconds"
 """The words that tell a person what a duration may look like."""
@@ -25,7 +23,8 @@ _MS_PER_UNIT: Final = {
 _FORM: Final = re.compile(
     r"(?P<number>\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)\s*(?P<unit>[a-zA-Z\u00b5\u03bc]*)", re.ASCII
 )
-_LONGEST_MS: Final = 3_600_000
+LONGEST_MS: Final = 3_600_000
+"""The longest duration that a setting takes."""
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -47,7 +46,7 @@ def duration_ms(value: object) -> float:
             raise DurationError(f"{_shown(value)} is not a duration (use {ALLOWED_DURATIONS})")
         milliseconds = float(match["number"]) * _MS_PER_UNIT[unit]
     # As a condition that holds, so that NaN, which compares with nothing, is refused too.
-    if not 0 <= milliseconds <= _LONGEST_MS:
+    if not 0 <= milliseconds <= LONGEST_MS:
         raise DurationError(f"{_shown(value)} is out of range (use {ALLOWED_DURATIONS})")
     return milliseconds
 
@@ -55,7 +54,3 @@ def duration_ms(value: object) -> float:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
-
-
-Milliseconds = Annotated[float, BeforeValidator(duration_ms), Field(ge=0, le=_LONGEST_MS)]
-"""The type of a setting that is a duration of at most an hour: written with a unit or without, held in milliseconds."""

@@ -17,7 +17,7 @@ from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.ranks import Ranks
-from mockengine.engine.timing import TimingConfig
+from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
 from mockengine.journal import Journal
@@ -92,7 +92,13 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
             publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
             cleanup.callback(publishers.close)
             timing = _timing(settings)
-        except (AdminPortError, StateFileError, KvEventsError, ProfileError) as error:
+            # Whatever cannot be drawn must be told now.
+            make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
+        except KvEventsError as error:
+            raise StartError(f"{error} (see to kv_events_endpoint and kv_events_replay_endpoint)") from error
+        except (ValueError, ArithmeticError) as error:
+            raise StartError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
+        except (AdminPortError, StateFileError, ProfileError) as error:
             raise StartError(str(error)) from error
         context = make_context()
         service = _Service(settings, context, stop, journal, state_file, admin, publishers, timing)

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from mockengine.durations import duration_ms
+from mockengine.durations import ALLOWED_DURATIONS, LONGEST_MS, duration_ms
 
 MAX_RANKS: Final = 2**16
 """A rank is named on the wire by 2 bytes."""
@@ -125,8 +125,8 @@ Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
 Milliseconds = Annotated[
     float,
     Unit("milliseconds"),
-    Allowed("a duration of at most an hour, such as 250us, 20ms or 1.5s; a bare number is milliseconds"),
-    Field(ge=0, le=3_600_000),
+    Allowed(ALLOWED_DURATIONS),
+    Field(ge=0, le=LONGEST_MS),
     BeforeValidator(duration_ms),
 ]
 Tokens = Annotated[int, Unit("tokens"), Field(ge=1, le=MAX_INT32)]

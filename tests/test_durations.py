@@ -5,7 +5,8 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
-from mockengine.durations import ALLOWED_DURATIONS, DurationError, Milliseconds, duration_ms
+from mockengine.durations import ALLOWED_DURATIONS, DurationError, duration_ms
+from mockengine.settings_types import Milliseconds
 
 
 @pytest.mark.parametrize(

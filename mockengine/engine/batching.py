@@ -14,12 +14,11 @@ from typing import Final
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduled import KvEventSink, ScheduledRequests
+from mockengine.engine.scheduled import KvEventSink, ScheduledRequests, ScheduledRunner
 from mockengine.engine.steps import Pipeline, Step
-from mockengine.engine.timing import StepLoad, StepTiming
+from mockengine.engine.timing import StepTiming
 from mockengine.replies import TokenSource
 from mockengine.wire.requests import EngineCoreRequest
-from mockengine.wire.stats import SchedulerStats
 
 _SYNCHRONOUS: Final = 1
 _ASYNCHRONOUS: Final = 2
@@ -29,13 +28,14 @@ _IDLE_STEP_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A step that is computed: how long that takes, and when it is done."""
+    """A step that is computed: how long that takes, when it is done, and whether there is nothing to it."""
 
     duration_s: float
     ends_at: float
+    is_empty: bool
 
 
-class BatchRunner:
+class BatchRunner(ScheduledRunner):
     """Runs requests as vLLM's engine does."""
 
     def __init__(
@@ -56,17 +56,19 @@ class BatchRunner:
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
-        self._requests = ScheduledRequests(config, batching, source, kv_event_sink)
-        self._scheduler = self._requests.scheduler
-        self._pipeline = Pipeline(self._scheduler, _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS)
+        super().__init__(ScheduledRequests(config, batching, source, kv_event_sink))
+        self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
+        self._pipeline = Pipeline(self._scheduler, self._depth)
         self._chunk_size = config.output_token_chunk_size
         self._timing = timing
         self._held: AbstractSet[int] = frozenset()
         self._under_way: deque[_UnderWay] = deque()
         # Requests that came while a step was computed; the scheduler hears of them when it has ended.
         self._arrived: dict[str, tuple[Request, EngineCoreRequest]] = {}
+        # When the next step begins that is scheduled.
         self._begin = 0.0
-        self._blocked: AbstractSet[int] = frozenset()
+        # Whether those who wait find no room until somebody goes, comes, or reads again.
+        self._is_stuck = False
 
     @property
     def is_computing(self) -> bool:
@@ -74,17 +76,12 @@ class BatchRunner:
         return bool(self._under_way)
 
     @property
-    def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return self._requests.num_running
-
-    @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot, for room in the cache, or for something else."""
-        return self._requests.num_waiting + len(self._arrived)
+        return super().num_waiting + len(self._arrived)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests.by_id or request_id in self._arrived
+        return super().__contains__(request_id) or request_id in self._arrived
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
         """Let a request wait for its admission, once the step that is under way has ended."""
@@ -97,12 +94,13 @@ class BatchRunner:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
         if request_id in self._arrived:
             return self._arrived.pop(request_id)[0]
-        return self._requests.take(request_id)
+        self._is_stuck = False
+        return super().take(request_id)
 
     def take_all(self) -> list[Request]:
         """Remove every request; nothing is computed any more."""
         arrived, self._arrived = self._arrived, {}
-        requests = [*self._requests.take_all(), *(request for request, _ in arrived.values())]
+        requests = [*super().take_all(), *(request for request, _ in arrived.values())]
         while self._under_way:
             self._under_way.popleft()
             self._pipeline.finish()
@@ -112,14 +110,14 @@ class BatchRunner:
         """Return when the oldest step under way ends, or `now` if one can be scheduled, or None."""
         if self._under_way:
             return self._under_way[0].ends_at
-        if not self._scheduler.has_requests or self._requests.are_all_of(blocked):
+        is_held_up = self._requests.are_all_of(blocked) or (self._is_stuck and blocked == self._held)
+        if not self._scheduler.has_requests or is_held_up:
             return None
         return now
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
         """Take in the result of the step that has ended, if one has."""
         self._hold(blocked)
-        self._blocked = blocked
         self._begin = now
         if not self._under_way or self._under_way[0].ends_at > now:
             return Spoken()
@@ -127,6 +125,7 @@ class BatchRunner:
         spoken = self._requests.say(self._pipeline.finish())
         spoken.is_reported = True
         self._requests.publish()
+        self._is_stuck = ended.is_empty and bool(self._held)
         # From when it should have been, unless that has been missed by a whole step.
         self._begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         return spoken
@@ -138,45 +137,33 @@ class BatchRunner:
             arrived, self._arrived = self._arrived, {}
             for request, asked in arrived.values():
                 self._take_in(request, asked, now)
-        if not self._requests.are_all_of(self._blocked):
+        if not self._is_stuck and not self._requests.are_all_of(self._held):
             self._start(now, self._begin)
 
-    def load(self) -> SchedulerStats:
-        """Return how many requests run and wait, and how full the cache is."""
-        return self._requests.load()
-
-    def take_stats(self) -> SchedulerStats:
-        """Return that, and queries and hits of the prefix cache since the call before."""
-        return self._requests.take_stats()
-
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
-        """Forget what is cached; tell whether that was possible.
-
-        Args:
-            now: the time, in engine seconds.
-            reset_running: preempt whatever runs first, whose cache cannot be forgotten.
-
-        """
-        return self._scheduler.reset_prefix_cache(reset_running, now)
+        """Forget what is cached; tell whether that was possible."""
+        self._is_stuck = False
+        return super().reset_prefix_cache(now, reset_running=reset_running)
 
     def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+        self._is_stuck = False
         self._requests.add(request, asked, now, leaves_a_token=False, is_blocked=request.client in self._held)
 
     def _start(self, now: float, begin: float) -> None:
         """Schedule steps until the result of the oldest one has to be waited for."""
         has_to_wait = False
-        while not has_to_wait:
+        while not has_to_wait and len(self._under_way) < self._depth:
             step, has_to_wait = self._pipeline.start(now)
             if step is None:
                 return
             if self._under_way:
                 begin = self._under_way[-1].ends_at
             duration_s = self._duration_s(step)
-            self._under_way.append(_UnderWay(duration_s, begin + duration_s))
+            self._under_way.append(_UnderWay(duration_s, begin + duration_s, step.is_empty))
 
     def _duration_s(self, step: Step) -> float:
         if not step.is_empty:
-            return self._timing.duration_s(StepLoad(*step.load(self._chunk_size)))
+            return self._timing.duration_s(step.load(self._chunk_size))
         return _IDLE_STEP_S if self._requests.by_id else 0.0
 
     def _hold(self, blocked: AbstractSet[int]) -> None:
@@ -184,6 +171,7 @@ class BatchRunner:
         changed = self._held ^ blocked
         if changed:
             self._held = frozenset(blocked)
+            self._is_stuck = False
             for request_id, request in self._requests.by_id.items():
                 if request.client in changed:
                     self._requests.sequences[request_id].is_blocked = request.client in blocked

@@ -166,7 +166,7 @@ class EngineCore:
         for request, reason in spoken.finished:
             self._report_finished(request, reason, now)
             self._note_finished(request)
-        outbound += self._outgoing.step(spoken, self._runner.take_stats, now)
+        outbound += self._outgoing.step(spoken, self._runner.take_stats, now, blocked)
         if spoken.is_reported:
             outbound += self._answer_calls(now)
         # Only now: the rows of what was said lie where the running sets have them.

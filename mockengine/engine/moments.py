@@ -19,7 +19,7 @@ from typing import Final
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduled import KvEventSink, ScheduledRequests
+from mockengine.engine.scheduled import KvEventSink, ScheduledRequests, ScheduledRunner
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
@@ -40,7 +40,7 @@ _NO_LIMITS: Final = BatchingConfig(
 )
 
 
-class MomentRunner:
+class MomentRunner(ScheduledRunner):
     """Runs requests by their own moments."""
 
     def __init__(
@@ -64,8 +64,7 @@ class MomentRunner:
         self._is_limited = batching is not None
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
-        self._requests = ScheduledRequests(config, limits, source, kv_event_sink)
-        self._scheduler = self._requests.scheduler
+        super().__init__(ScheduledRequests(config, limits, source, kv_event_sink))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due; entries of the heap that say something else are old.
@@ -77,24 +76,6 @@ class MomentRunner:
         # Whether somebody may be admitted that could not be in the last step.
         self._has_news = False
         self._not_before = 0.0
-
-    @property
-    def is_computing(self) -> bool:
-        """Never: no step has a duration."""
-        return False
-
-    @property
-    def num_running(self) -> int:
-        """Requests that hold a slot."""
-        return self._requests.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a slot, for room in the cache, or for something else."""
-        return self._requests.num_waiting
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests.by_id
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
         """Let a request wait for its admission."""
@@ -110,14 +91,14 @@ class MomentRunner:
             self._has_news = True
             if len(self._heap) > 2 * len(self._due) + _MOST_OLD:
                 self._forget_old()
-        return self._requests.take(request_id)
+        return super().take(request_id)
 
     def take_all(self) -> list[Request]:
         """Remove every request."""
         self._due.clear()
         self._heap.clear()
         self._held.clear()
-        return self._requests.take_all()
+        return super().take_all()
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when somebody is due next, `now` if somebody may be admitted or heard again, or None."""
@@ -159,12 +140,12 @@ class MomentRunner:
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait, and how full the cache is."""
-        load = self._requests.load()
+        load = super().load()
         return load if self._is_limited else replace(load, kv_cache_usage=0.0)
 
     def take_stats(self) -> SchedulerStats:
         """Return that, and queries and hits of the prefix cache since the call before."""
-        stats = self._requests.take_stats()
+        stats = super().take_stats()
         return stats if self._is_limited else replace(stats, kv_cache_usage=0.0)
 
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
@@ -176,7 +157,7 @@ class MomentRunner:
 
         """
         self._has_news = True
-        return self._scheduler.reset_prefix_cache(reset_running, now) if self._is_limited else True
+        return super().reset_prefix_cache(now, reset_running=reset_running) if self._is_limited else True
 
     # Moments.
 

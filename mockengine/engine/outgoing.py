@@ -6,6 +6,7 @@ with whatever their client hears next. Nothing here is ever said twice or half.
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,6 +18,8 @@ from mockengine.wire.stats import SchedulerStats
 
 COORDINATOR: Final = -1
 """Destination of what goes to the coordinator rather than to a client."""
+
+_FIRST_CLIENT: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +74,28 @@ class Outgoing:
         """Return an envelope that is not a step."""
         return Outbound(destination, [write_envelope(envelope, self._dialect.line)])
 
-    def step(self, spoken: Spoken, stats: Callable[[], SchedulerStats], now: float) -> list[Outbound]:
+    def step(
+        self, spoken: Spoken, stats: Callable[[], SchedulerStats], now: float, blocked: AbstractSet[int]
+    ) -> list[Outbound]:
         """Return what every client hears that has outputs or finished ids; the first of them gets the statistics.
 
         Args:
             spoken: what was said.
             stats: called if there is somebody to hear it.
             now: the time, in engine seconds.
+            blocked: clients that take no more output for now, and hear nothing that they can do without.
 
         """
         said = spoken.said
         finished_ids, self._finished_ids = self._finished_ids, {}
         clients = sorted({*said, *finished_ids}) if finished_ids or len(said) > 1 else list(said)
         if not clients:
-            if not spoken.is_reported:
+            if not spoken.is_reported or _FIRST_CLIENT in blocked:
                 return []
-            clients = [0]
+            clients = [_FIRST_CLIENT]
         load = stats()
         told_of_load = clients[0] if spoken.first_client is None else spoken.first_client
-        if load.num_running_reqs or load.num_waiting_reqs:
+        if load.num_running_reqs or load.num_waiting_reqs or load.num_skipped_waiting_reqs:
             self._clients_told_of_load.add(told_of_load)
         elif spoken.is_reported:
             self._clients_told_of_load.discard(told_of_load)

@@ -148,13 +148,59 @@ class ScheduledRequests:
 
     def take_stats(self) -> SchedulerStats:
         """Return that, and queries and hits of the prefix cache since the call before."""
-        return SchedulerStats(
-            num_running_reqs=self.scheduler.num_running,
-            num_waiting_reqs=self.scheduler.num_waiting,
-            num_skipped_waiting_reqs=self.scheduler.num_skipped,
-            kv_cache_usage=self.cache.usage,
-            prefix_cache_stats=self.cache.take_stats(),
-        )
+        return replace(self.load(), prefix_cache_stats=self.cache.take_stats())
+
+
+class ScheduledRunner:
+    """What runners have in common that leave it to a scheduler whose turn it is."""
+
+    def __init__(self, requests: ScheduledRequests) -> None:
+        self._requests = requests
+        self._scheduler = requests.scheduler
+
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step is under way, in which an engine takes in nothing but aborts."""
+        return False
+
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a slot."""
+        return self._requests.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a slot, for room in the cache, or for something else."""
+        return self._requests.num_waiting
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests.by_id
+
+    def take(self, request_id: str) -> Request | None:
+        """Remove a request, wherever it is; what is being computed for it is dropped."""
+        return self._requests.take(request_id)
+
+    def take_all(self) -> list[Request]:
+        """Remove every request."""
+        return self._requests.take_all()
+
+    def load(self) -> SchedulerStats:
+        """Return how many requests run and wait, and how full the cache is."""
+        return self._requests.load()
+
+    def take_stats(self) -> SchedulerStats:
+        """Return that, and queries and hits of the prefix cache since the call before."""
+        return self._requests.take_stats()
+
+    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+        """Forget what is cached; tell whether that was possible.
+
+        Args:
+            now: the time, in engine seconds.
+            reset_running: preempt whatever runs first, whose cache cannot be forgotten.
+
+        """
+        return self._scheduler.reset_prefix_cache(reset_running, now)
 
 
 class _TokenReader:

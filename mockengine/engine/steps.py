@@ -7,23 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.timing import StepLoad
 from mockengine.wire.outputs import EngineCoreEvent
 from mockengine.wire.stats import PrefillStats
-
-
-class Load(NamedTuple):
-    """What the duration of a step may depend on.
-
-    Attributes:
-        prefill_tokens: tokens computed of prompts, or computed again after a preemption.
-        decodes: sequences that had an output before and get more.
-        context_tokens: tokens of those sequences that were computed before, to which the new ones attend.
-
-    """
-
-    prefill_tokens: int
-    decodes: int
-    context_tokens: int
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +55,7 @@ class Step:
         """Tokens computed of all."""
         return sum(self.num_tokens)
 
-    def load(self, tokens_per_step: int = 1) -> Load:
+    def load(self, tokens_per_step: int = 1) -> StepLoad:
         """Return what its duration may depend on."""
         prefill_tokens = decodes = context_tokens = 0
         for sequence, computed, count in zip(self.sequences, self.num_computed, self.num_tokens, strict=True):
@@ -78,7 +64,7 @@ class Step:
             else:
                 decodes += 1
                 context_tokens += computed
-        return Load(prefill_tokens, decodes, context_tokens)
+        return StepLoad(prefill_tokens, decodes, context_tokens)
 
     def withdraw(self, sequence: TokenSequence) -> int:
         """Take a sequence out, if it is in, and return how many tokens are not computed therefore."""

@@ -249,5 +249,5 @@ class Loop:
             self._take_in(readable)
         now = self._clock()
         self._send(self._ranks.abort_everything(now))
-        while self._ranks.next_deadline(now, self._blocked) is not None:
+        while (deadline := self._ranks.next_deadline(now, self._blocked)) is not None and deadline <= now:
             self._send(self._ranks.step(now, self._blocked))

@@ -347,22 +347,6 @@ def test_who_does_not_read_holds_up_only_itself() -> None:
     assert rig.tokens("r1") == rig.tokens("r0")
 
 
-def test_waiting_for_someone_who_does_not_read_costs_no_core() -> None:
-    rig = Rig(config(max_num_seqs=1, clients=2))
-    rig.add(request("unread", client=1, max_tokens=30))
-    rig.step()
-    rig.add(request("waiting", client=0, max_tokens=2))
-    blocked = frozenset({1})
-    began, turns = rig.now, 0
-    while rig.now < began + 0.1:
-        due = rig.ranks.next_deadline(rig.now, blocked)
-        assert due is not None
-        rig.now = max(rig.now, due)
-        rig.ranks.step(rig.now, blocked)
-        turns += 1
-    assert turns < 250
-
-
 def test_every_client_hears_that_the_load_is_gone() -> None:
     rig = Rig(config(clients=3))
     rig.add(*(request(f"r{client}", client=client, max_tokens=2 + 3 * client) for client in range(3)))
@@ -371,3 +355,33 @@ def test_every_client_hears_that_the_load_is_gone() -> None:
         loads = [each.scheduler_stats for each in rig.to(client) if isinstance(each, StepOutputs)]
         heard = [load for load in loads if load is not None]
         assert not heard or heard[-1].num_running_reqs == 0
+
+
+def test_a_client_that_does_not_read_is_sent_nothing_while_others_wait_for_its_place() -> None:
+    rig = Rig(config(max_num_seqs=1, clients=2))
+    rig.add(request("unread", client=0, max_tokens=30))
+    rig.step()
+    rig.add(request("waiting", client=1, max_tokens=2))
+    blocked, heard, turns = frozenset({0}), len(rig.to(0)), 0
+    while (due := rig.ranks.next_deadline(rig.now, blocked)) is not None:
+        rig.now = max(rig.now, due)
+        rig._hear(rig.ranks.step(rig.now, blocked))
+        turns += 1
+    assert turns < 10
+    assert len(rig.to(0)) - heard <= 2
+    play(rig)
+    assert len(rig.tokens("waiting")) == 2
+
+
+def test_the_gauge_of_those_who_wait_for_something_else_returns_to_nothing() -> None:
+    rig = Rig(config(clients=2))
+    rig.add(request("running", client=1, max_tokens=30))
+    rig.step(frozenset({0}))
+    rig.add(*(request(f"held{number}", client=0, max_tokens=2) for number in range(3)))
+    for _ in range(5):
+        rig.step(frozenset({0}))
+    play(rig)
+    for client in range(2):
+        loads = [each.scheduler_stats for each in rig.to(client) if isinstance(each, StepOutputs)]
+        heard = [load for load in loads if load is not None]
+        assert heard[-1].num_skipped_waiting_reqs == heard[-1].num_waiting_reqs == heard[-1].num_running_reqs == 0

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mockengine.engine.kv_cache import KVCache
 from mockengine.engine.scheduler import PauseState, Scheduler, SchedulerConfig
 from mockengine.engine.sequences import Status, TokenSequence
-from mockengine.engine.steps import Load, Pipeline, Progress, Step
+from mockengine.engine.steps import Pipeline, Progress, Step
+from mockengine.engine.timing import StepLoad
 from mockengine.wire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from mockengine.wire.outputs import EngineCoreEvent, EventType
 from mockengine.wire.requests import LoraRequest, MultiModalFeature
@@ -223,7 +224,7 @@ def test_the_load_of_a_step_is_told() -> None:
     lab.add("b", 50)
     lab.step()
     lab.step()
-    assert [step.load() for step in lab.steps] == [Load(20, 0, 0), Load(31, 1, 20), Load(19, 1, 21)]
+    assert [step.load() for step in lab.steps] == [StepLoad(20, 0, 0), StepLoad(31, 1, 20), StepLoad(19, 1, 21)]
 
 
 # Order.
