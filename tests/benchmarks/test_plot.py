@@ -3,8 +3,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks import plot
 from benchmarks.report import Table
 
@@ -18,7 +16,6 @@ def _costs(title: str) -> Table:
 
 
 def test_it_is_a_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="of the extra bench")
     path = tmp_path / "made" / "cost.png"
 
     plot.draw(path, _costs("steps"), _costs("sink"))
