@@ -130,8 +130,8 @@ class MomentRunner(ScheduledRunner):
         self._put_off_all(result, factor)
         self._requests.publish()
         self._has_news = self._has_news or bool(spoken.finished and self._requests.num_waiting)
-        # As with a real scheduler, statistics change although nobody says anything.
         self._not_before = now + _TICK_S
+        # As with a real scheduler, statistics change although nobody says anything.
         spoken.is_reported = self._is_limited and not spoken.said
         return spoken
 

@@ -39,11 +39,11 @@ def make_context() -> Context:
 
 
 def make_socket(context: Context, kind: int, address: str, identity: bytes | None = None) -> Socket:
-    """Make a socket that is to connect to `address`; the caller connects it, after a monitor is attached or not.
+    """Make a socket for `address`; the caller connects or binds it, after a monitor is attached or not.
 
     Args:
         context: the process's context.
-        kind: `zmq.DEALER`, `zmq.PUSH` or `zmq.XSUB`.
+        kind: of ZMQ's kinds, such as `zmq.DEALER`.
         address: `tcp://…` or `ipc://…`.
         identity: of the rank, where the peer addresses ranks.
 
