@@ -14,6 +14,7 @@ from tests.support.compose import (
     BASE,
     EXAMPLE,
     MODEL_NAME,
+    STREAM_ITL_MS,
     VARIANTS,
     Project,
     Stream,
@@ -185,7 +186,7 @@ def test_every_rank_serves_and_stopping_leaves_exit_code_0(name: str, engines: l
 @pytest.mark.parametrize(("drain_s", "ending"), [("0", "abort"), ("30", "length")])
 @pytest.mark.usefixtures("images")
 def test_down_ends_a_stream_in_good_order_and_leaves_exit_code_0(drain_s: str, ending: str) -> None:
-    with project(MOCKENGINE_SHUTDOWN_TIMEOUT_S=drain_s) as stack:
+    with project(MOCKENGINE_SHUTDOWN_TIMEOUT_S=drain_s, MOCKENGINE_ITL_MS=STREAM_ITL_MS) as stack:
         stack.up()
         stream = Stream(stack.client())
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.compose import Project, Stream, project
+from tests.support.compose import STREAM_ITL_MS, Project, Stream, project
 from tests.support.docker import docker
 from tests.support.stack import wait_until
 
@@ -24,7 +24,7 @@ Disturbance = Callable[[Project], object]
 @pytest.fixture(scope="module")
 def running(engine_image: str, frontend_image: str) -> Iterator[Project]:  # noqa: ARG001 - they must be there
     """One stack for all: each test leaves it as it found it, serving."""
-    with project() as stack:
+    with project(MOCKENGINE_ITL_MS=STREAM_ITL_MS) as stack:
         stack.up()
         yield stack
 

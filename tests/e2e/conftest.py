@@ -15,7 +15,8 @@ OLDER_VERSIONS = ("0.30.0", "0.27.1", "0.24.0")
 @pytest.fixture(scope="module", params=[DEFAULT_VERSION, *OLDER_VERSIONS])
 def any_rust_stack(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A Rust frontend of each supported release, one after the other, with the engine telling its line by itself."""
-    with RustFrontend(rust_frontend(request.param), MODEL) as frontend, serving(frontend) as stack:
+    # At a pace: without one a long stream has been said to its end before its client can go away.
+    with RustFrontend(rust_frontend(request.param), MODEL) as frontend, serving(frontend, "--itl-ms=0.2") as stack:
         yield stack
 
 

@@ -29,7 +29,9 @@ FOLDER: Final = ROOT / "deploy" / "compose"
 VARIANTS: Final = sorted(path.stem for path in FOLDER.glob("*.yml"))
 MODEL_NAME: Final = "mock"
 
-STREAM_TOKENS: Final = 30_000
+STREAM_TOKENS: Final = 10_000
+STREAM_ITL_MS: Final = "1"
+"""What an engine must be told for such a stream to last: without a pace it says everything at once."""
 
 _UP_DEADLINE_S: Final = 60.0
 # Docker waits longer before each further restart of a container that ran for less than 10 seconds.
@@ -83,7 +85,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 class Stream:
-    """A streamed completion of `STREAM_TOKENS` tokens, which takes seconds; a thread reads it to its end."""
+    """A streamed completion, which takes seconds at the pace of `STREAM_ITL_MS`; a thread reads it to its end."""
 
     def __init__(self, client: openai.OpenAI) -> None:
         """Ask for it, and return when its first chunk has come."""
