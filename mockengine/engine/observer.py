@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine reports to whoever watches it. The engine itself writes nothing and counts nothing."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from mockengine.wire.messages import Unreadable
+from mockengine.wire.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Served:
     """One request's life, as far as it got.
 

@@ -7,13 +7,14 @@ with whatever their client hears next. Nothing here is ever said twice or half.
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.said import Said, Spoken
-from mockengine.wire.batch import Buffer, StepEncoder
+from mockengine.wire.batch import Messages, StepEncoder
 from mockengine.wire.outputs import EngineCoreOutput, Envelope, StepOutputs, write_envelope
+from mockengine.wire.record import record
 from mockengine.wire.stats import SchedulerStats
 
 COORDINATOR: Final = -1
@@ -22,7 +23,7 @@ COORDINATOR: Final = -1
 _FIRST_CLIENT: Final = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outbound:
     """Encoded messages, in order, and where they go.
 
@@ -33,7 +34,7 @@ class Outbound:
     """
 
     destination: int
-    messages: Sequence[Sequence[Buffer]]
+    messages: Messages
 
 
 _NOTHING: Final = Said()

@@ -10,7 +10,6 @@ Requests whose ids take the same number of bytes share a lane. Tokens are drawn 
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from mockengine.engine.requests import Request
 from mockengine.replies import Keys, Positions, TokenSource
 from mockengine.wire.batch import Rows, Strip, Tokens
 from mockengine.wire.codec import pack
+from mockengine.wire.record import record
 
 # Tokens that are drawn at once, for a lane and for each of its requests: enough to share the fixed cost, few enough to
 # stay in the cache.
@@ -59,6 +59,9 @@ class _Lane:
 
     def join(self, request: Request, packed_id: bytes) -> None:
         """Add a row."""
+        if not self.requests:
+            # As many steps as can be are ahead of the first.
+            self._step = self._fresh_from = 0
         row = self._strip.append(packed_id)
         if self._strip.capacity > len(self._keys):
             self._allocate(self._strip.capacity)
@@ -129,7 +132,7 @@ class _Lane:
         self._step = self._fresh_from = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Member:
     """A request of the set: where it is, since when, and when it leaves, counted in steps of the set."""
 
@@ -189,6 +192,8 @@ class RunningSet:
     def most_steps(self, most: int) -> int:
         """Return how many steps, at most so many, can be made at once before anybody leaves."""
         most = min([most, *[lane.most_steps for lane in self._lanes.values() if lane.requests]])
+        if len(self._leaving) < most:
+            return min(most, min(self._leaving, default=most + self._steps) - self._steps)
         return next((ahead for ahead in range(1, most) if self._steps + ahead in self._leaving), most)
 
     def step(self, steps: int = 1) -> list[Rows]:

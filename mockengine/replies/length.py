@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """When a reply stops: how many tokens it has, and why it ends there."""
 
-from dataclasses import dataclass
-
 from mockengine.wire.outputs import FinishReason
+from mockengine.wire.record import record
 from mockengine.wire.sampling import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ending:
     """How a reply ends.
 

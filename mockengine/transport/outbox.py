@@ -4,16 +4,13 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import zmq
 
 from mockengine.transport.connection import Connection
-from mockengine.transport.zmtp import frame_header
-from mockengine.wire.batch import Buffer
-
-Message: TypeAlias = Sequence[Buffer]
-"""The frames of one message."""
+from mockengine.transport.zmtp import frame_all, frame_header
+from mockengine.wire.batch import Buffer, Burst, Messages
 
 _SMALL_BYTES: Final = 4_096
 # Messages that are offered to the kernel at once.
@@ -72,7 +69,7 @@ class Outbox:
         """Why the last peer that could not be spoken to was none, if there was one."""
         return self._connection.refusal
 
-    def send(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Messages) -> None:
         """Send messages now as far as the peer takes them, the rest when it does; never waits.
 
         Args:
@@ -81,12 +78,9 @@ class Outbox:
         """
         taken = 0
         if not self._pending and self._connection.is_open and self._connection.pay():
-            buffers = [buffer for message in messages for buffer in _framed(message)]
-            size = sum(map(len, buffers))
-            # Many small buffers cost the kernel more than putting them together costs here.
-            is_small = size < _SMALL_BYTES * len(buffers)
-            taken = self._connection.write([b"".join(buffers)] if is_small else buffers)
-            if taken == size:
+            buffers = _all_framed(messages)
+            taken = self._connection.write(buffers)
+            if taken == sum(map(len, buffers)):
                 return
         for message in messages:
             whole = b"".join(_framed(message))
@@ -185,7 +179,17 @@ class Outbox:
         self._begun_bytes = 0
 
 
-def _framed(message: Message) -> list[Buffer]:
+def _all_framed(messages: Messages) -> list[Buffer]:
+    """Return the buffers of all messages as they go over the wire, few of them."""
+    if isinstance(messages, Burst):
+        return [frame_all(messages.frames, messages.frame_bytes)]
+    buffers = [buffer for message in messages for buffer in _framed(message)]
+    # Many small buffers cost the kernel more than putting them together costs here.
+    is_small = sum(map(len, buffers)) < _SMALL_BYTES * len(buffers)
+    return [b"".join(buffers)] if is_small else buffers
+
+
+def _framed(message: Sequence[Buffer]) -> list[Buffer]:
     """Return the buffers of a message as they go over the wire."""
     if len(message) == 1:
         return [frame_header(len(message[0])), message[0]]

@@ -8,6 +8,10 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
+import numpy as np
+
+from mockengine.wire.batch import Buffer
+
 _SIGNATURE: Final = b"\xff" + bytes(8) + b"\x7f"
 _NULL_MECHANISM: Final = b"NULL".ljust(20, b"\0")
 _GREETING_BYTES: Final = 64
@@ -32,6 +36,15 @@ def frame_header(length: int, *, more: bool = False) -> bytes:
     if length <= _SHORT_MOST:
         return bytes((_MORE if more else 0, length))
     return bytes((_LONG | (_MORE if more else 0),)) + length.to_bytes(8, "big")
+
+
+def frame_all(bodies: Buffer, length: int) -> memoryview:
+    """Return what goes over the wire for frames of that length, whose bodies lie one behind the other."""
+    header = np.frombuffer(frame_header(length), np.uint8)
+    framed = np.empty((len(bodies) // length, len(header) + length), np.uint8)
+    framed[:, : len(header)] = header
+    framed[:, len(header) :] = np.frombuffer(bodies, np.uint8).reshape(-1, length)
+    return framed.reshape(-1).data
 
 
 def _command(name: bytes, body: bytes) -> bytes:

@@ -10,8 +10,7 @@ are copies of the first one.
 The layout is that of protocol section 4; `outputs` has the encoder that says everything.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ import numpy as np
 from mockengine.wire.codec import pack
 from mockengine.wire.lines import Line
 from mockengine.wire.outputs import StepOutputs, output_items, step_tail_items, unsigned
+from mockengine.wire.record import record
 from mockengine.wire.stats import SchedulerStats
 
 Tokens: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint32]]
@@ -106,7 +106,33 @@ class Strip:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
+class Burst:
+    """Messages of one frame each, all of them as long as the others.
+
+    Attributes:
+        frames: one behind the other.
+        frame_bytes: length of each.
+
+    """
+
+    frames: bytearray
+    frame_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.frames) // self.frame_bytes
+
+    def __iter__(self) -> Iterator[Sequence[Buffer]]:
+        view = memoryview(self.frames)
+        for start in range(0, len(view), self.frame_bytes):
+            yield [view[start : start + self.frame_bytes]]
+
+
+Messages: TypeAlias = Sequence[Sequence[Buffer]] | Burst
+"""Encoded messages, in order: the frames of each."""
+
+
+@record
 class Rows:
     """What all rows of a strip say in one step or in several."""
 
@@ -124,7 +150,7 @@ class StepEncoder:
 
     def encode(
         self, step: StepOutputs, line: Line, rows: Sequence[Rows] = (), packed: Sequence[bytes] = ()
-    ) -> list[list[Buffer]]:
+    ) -> Messages:
         """Encode a step, or several that differ in the tokens of the rows alone.
 
         Args:
@@ -152,10 +178,11 @@ class StepEncoder:
             *packed,
             *[pack(output_items(output, line)) for output in step.outputs],
             self._stats(step.scheduler_stats, line),
-            *[pack(item) for item in tail],
+            # Its items, without the header of their array.
+            pack(tail)[1:],
         ]
         first = b"".join(parts)
-        return [[first]] if not rows or len(rows[0].tokens) == 1 else _copies(first, len(head), rows)
+        return [[first]] if not rows or len(rows[0].tokens) == 1 else _burst(first, len(head), rows)
 
     def _stats(self, stats: SchedulerStats | None, line: Line) -> bytes:
         """Encode statistics, which mostly are those of the step before."""
@@ -177,12 +204,10 @@ def array_header(items: int) -> bytes:
     return b"\xdd" + items.to_bytes(4, "big")
 
 
-def _copies(first: bytes, first_row: int, rows: Sequence[Rows]) -> list[list[Buffer]]:
+def _burst(first: bytes, first_row: int, rows: Sequence[Rows]) -> Burst:
     """Return the first step and its copies, each with the tokens of its own step."""
-    steps, step_bytes = len(rows[0].tokens), len(first)
-    copies = bytearray(first) * steps
+    copies = bytearray(first) * len(rows[0].tokens)
     for part in rows:
-        part.strip.write_all(part.tokens, copies, first_row, step_bytes)
+        part.strip.write_all(part.tokens, copies, first_row, len(first))
         first_row += part.strip.num_bytes
-    view = memoryview(copies)
-    return [[view[start : start + step_bytes]] for start in range(0, len(copies), step_bytes)]
+    return Burst(copies, len(first))

@@ -4,7 +4,7 @@
 Knows msgpack and its extension codes (protocol section 2.3). Knows no message.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -77,7 +77,14 @@ def unpack(data: bytes) -> Any:
     """
     if len(data) > MAX_PAYLOAD_BYTES:
         raise WireError(f"{len(data)} bytes where at most {MAX_PAYLOAD_BYTES} are allowed", Flaw.TOO_LARGE)
-    return _reading(lambda: msgpack.unpackb(data, **_options()))
+    # A container takes a byte at least, so a short payload cannot hold too many: nearly all need not be counted.
+    options = _options() if len(data) > MAX_CONTAINERS else _UNCOUNTED
+    try:
+        return msgpack.unpackb(data, **options)
+    except WireError:
+        raise
+    except Exception as error:
+        raise _not_msgpack(error) from error
 
 
 def leading_items(data: bytes, count: int) -> list[Any]:
@@ -126,16 +133,7 @@ def _unpacker_of(data: bytes) -> msgpack.Unpacker:
 
 def _options() -> dict[str, Any]:
     count_container = _ContainerCount()
-    return {
-        "raw": False,
-        "strict_map_key": False,
-        "ext_hook": _read_ext,
-        "list_hook": count_container,
-        "object_hook": count_container,
-        # The one extension msgpack decodes itself. As a number it would pass for one, and as msgpack's own type its
-        # hash is known beforehand, so that maps of it could be made slow.
-        "timestamp": _TIMESTAMP_AS_DATETIME,
-    }
+    return {**_UNCOUNTED, "list_hook": count_container, "object_hook": count_container}
 
 
 class _ContainerCount:
@@ -156,13 +154,17 @@ def _reading(read: Callable[[], Any]) -> Any:
         return read()
     except WireError:
         raise
-    except UnicodeDecodeError as error:
-        text = f"a string is not UTF-8: {error.reason} at byte {error.start} of it"
-        raise WireError(text, Flaw.NOT_MSGPACK) from error
-    except RecursionError as error:
-        raise WireError("nested too deeply", Flaw.TOO_LARGE) from error
-    except Exception as error:  # msgpack raises ValueError, TypeError, OverflowError and subclasses of its own
-        raise WireError(f"not msgpack: {str(error) or type(error).__name__}", Flaw.NOT_MSGPACK) from error
+    except Exception as error:
+        raise _not_msgpack(error) from error
+
+
+def _not_msgpack(error: Exception) -> WireError:
+    """Say what msgpack found: it raises ValueError, TypeError, OverflowError and subclasses of its own."""
+    if isinstance(error, UnicodeDecodeError):
+        return WireError(f"a string is not UTF-8: {error.reason} at byte {error.start} of it", Flaw.NOT_MSGPACK)
+    if isinstance(error, RecursionError):
+        return WireError("nested too deeply", Flaw.TOO_LARGE)
+    return WireError(f"not msgpack: {str(error) or type(error).__name__}", Flaw.NOT_MSGPACK)
 
 
 def _read_ext(code: int, data: bytes) -> RawView:
@@ -171,3 +173,13 @@ def _read_ext(code: int, data: bytes) -> RawView:
     if code in (EXT_PICKLE, EXT_CLOUDPICKLE):
         raise WireError(f"extension {code} is a pickle, which is never decoded")
     raise WireError(f"extension {code} is unknown (only {EXT_RAW_VIEW}, raw array bytes, is)")
+
+
+_UNCOUNTED: Final[Mapping[str, Any]] = {
+    "raw": False,
+    "strict_map_key": False,
+    "ext_hook": _read_ext,
+    # The one extension msgpack decodes itself. As a number it would pass for one, and as msgpack's own type its hash is
+    # known beforehand, so that maps of it could be made slow.
+    "timestamp": _TIMESTAMP_AS_DATETIME,
+}

@@ -9,8 +9,9 @@ Schema rules the table rests on: positions were only appended, except where a ro
 shorter than its layout, never longer: a Rust frontend dies of one surplus item.
 """
 
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Final
 
@@ -62,6 +63,7 @@ class Line:
         stats_have_encoder_cache_usage: whether the stats map must hold `encoder_cache_usage`.
         rust_sampling_key: key of SamplingParams that Rust frontends always send from this line on.
         own_method: utility method that frontends call from this line on.
+        output_positions: where each of `output_fields` is.
 
     """
 
@@ -73,6 +75,11 @@ class Line:
     stats_have_encoder_cache_usage: bool = False
     rust_sampling_key: str | None = None
     own_method: str | None = None
+    output_positions: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        positions = {name: position for position, name in enumerate(self.output_fields)}
+        object.__setattr__(self, "output_positions", positions)
 
 
 LINES: Final = (

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from mockengine.wire.codec import Flaw, WireError, has_nil_at, leading_items, pack, unpack
+from mockengine.wire.record import record
 from mockengine.wire.requests import EngineCoreRequest, read_request
 from mockengine.wire.utility import MAX_METHOD_CHARACTERS, UtilityCall, read_utility_call
 from mockengine.wire.values import UINT64_MAX, WAVE_MAX, array, integer, strings, wrong
@@ -34,14 +35,14 @@ class RequestType(IntEnum):
     UTILITY = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Add:
     """A new request."""
 
     request: EngineCoreRequest
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Abort:
     """Requests that nobody waits for any more; ids may be unknown or finished."""
 
@@ -112,16 +113,20 @@ def write_message(request_type: RequestType, payload: object, aux_frames: Sequen
 def _request_type(frames: Sequence[bytes]) -> RequestType:
     if not frames:
         raise WireError("a message without frames", Flaw.FRAMING)
-    if len(frames[0]) != 1 or frames[0][0] not in list(RequestType):
+    request_type = _TYPES.get(frames[0])
+    if request_type is None:
         found = frames[0][:8].hex() or "empty"
         raise WireError(f"request type {found} where one byte of 00 to 03 is expected", Flaw.FRAMING)
-    return RequestType(frames[0][0])
+    return request_type
 
 
 def _read_payload(request_type: RequestType, frames: Sequence[bytes]) -> Message:
     if len(frames) == 1:
         raise WireError("no payload frame", Flaw.FRAMING)
     return _READERS[request_type](frames)
+
+
+_TYPES: Final[Mapping[bytes, RequestType]] = {bytes([each]): each for each in RequestType}
 
 
 def _read_abort(frames: Sequence[bytes]) -> Abort:

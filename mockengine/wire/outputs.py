@@ -6,7 +6,7 @@ are never negative; no array is longer than the frontend's line allows, trailing
 """
 
 from array import array as typed_array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, Final
@@ -14,6 +14,7 @@ from typing import Any, Final
 from mockengine.wire.codec import WireError, pack, unpack
 from mockengine.wire.lines import NEWEST, Line
 from mockengine.wire.logprobs import LogprobsLists, read_logprobs
+from mockengine.wire.record import keyword_record, record
 from mockengine.wire.stats import (
     PrefillStats,
     SchedulerStats,
@@ -46,7 +47,7 @@ class EventType(IntEnum):
     PREEMPTED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EngineCoreEvent:
     """A scheduler event; `timestamp` is in seconds of the engine's monotonic clock."""
 
@@ -63,7 +64,7 @@ class RequestError:
     retryable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_record
 class EngineCoreOutput:
     """What one step has to say of one request.
 
@@ -95,7 +96,7 @@ class EngineCoreOutput:
     error: RequestError | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_record
 class StepOutputs:
     """One step's results for one client.
 
@@ -196,38 +197,56 @@ def step_tail_items(step: StepOutputs, line: Line) -> list[Any]:
 
 def output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
     """Return the items of one output's array, the last of them something; raises ValueError as `write_envelope`."""
-    said = _said(output)
-    last = max((index for index, name in enumerate(line.output_fields) if name in said), default=1)
-    # A position in between takes its default.
-    tail = [said.get(name, 0 if name in _COUNTS else None) for name in line.output_fields[2 : last + 1]]
-    return [output.request_id, _token_ids(output.new_token_ids), *tail]
+    items: list[Any] = [output.request_id, _token_ids(output.new_token_ids)]
+    positions = line.output_positions
+    for name, value in _said(output):
+        position = positions.get(name)
+        if position is None:
+            continue
+        # A position in between takes its default.
+        while len(items) <= position:
+            items.append(0 if line.output_fields[len(items)] in _COUNTS else None)
+        items[position] = value
+    return items
 
 
-def _said(output: EngineCoreOutput) -> dict[str, Any]:
-    """Return what an output says besides its tokens, by field name of any line."""
+def _said(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+    """Yield what an output says besides its tokens, by field name of any line."""
+    if output.finish_reason is not None:
+        yield "finish_reason", output.finish_reason
+    if output.events:
+        yield "events", [{"type": event.type, "timestamp": event.timestamp} for event in output.events]
     prefill = output.prefill_stats
+    if prefill is not None:
+        yield "prefill_stats", prefill.to_wire()
+        yield "num_cached_tokens", prefill.num_cached_tokens
+        yield "num_external_computed_tokens", prefill.num_external_cached_tokens
+    if output.trace_headers is not None:
+        yield "trace_headers", dict(output.trace_headers)
+    yield from _said_seldom(output)
+
+
+def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+    """Yield what few outputs say."""
     scores, prompt_scores = output.new_logprobs, output.new_prompt_logprobs
-    if scores is not None and scores.rows != len(output.new_token_ids):
-        raise ValueError(f"new_logprobs: {scores.rows} rows where {len(output.new_token_ids)} tokens are scored")
-    if output.pooling_output is not None and output.pooling_output.is_ndarray:
-        raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
-    if isinstance(output.stop_reason, int):
-        unsigned(output.stop_reason, "stop_reason")
-    everything = {
-        "new_logprobs": scores and scores.to_wire(as_tensors=False),
-        "new_prompt_logprobs_tensors": prompt_scores and prompt_scores.to_wire(as_tensors=True),
-        "pooling_output": output.pooling_output and output.pooling_output.to_wire(),
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
-        "events": [{"type": event.type, "timestamp": event.timestamp} for event in output.events] or None,
-        "kv_transfer_params": _map(output.kv_transfer_params),
-        "trace_headers": _map(output.trace_headers),
-        "prefill_stats": prefill and prefill.to_wire(),
-        "num_cached_tokens": prefill and prefill.num_cached_tokens,
-        "num_external_computed_tokens": prefill and prefill.num_external_cached_tokens,
-        "error": output.error and asdict(output.error),
-    }
-    return {name: value for name, value in everything.items() if value is not None}
+    if scores is not None:
+        if scores.rows != len(output.new_token_ids):
+            raise ValueError(f"new_logprobs: {scores.rows} rows where {len(output.new_token_ids)} tokens are scored")
+        yield "new_logprobs", scores.to_wire(as_tensors=False)
+    if prompt_scores is not None:
+        yield "new_prompt_logprobs_tensors", prompt_scores.to_wire(as_tensors=True)
+    if output.pooling_output is not None:
+        if output.pooling_output.is_ndarray:
+            raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
+        yield "pooling_output", output.pooling_output.to_wire()
+    if output.stop_reason is not None:
+        if isinstance(output.stop_reason, int):
+            unsigned(output.stop_reason, "stop_reason")
+        yield "stop_reason", output.stop_reason
+    if output.kv_transfer_params is not None:
+        yield "kv_transfer_params", dict(output.kv_transfer_params)
+    if output.error is not None:
+        yield "error", asdict(output.error)
 
 
 def _token_ids(token_ids: Sequence[int]) -> list[int]:
@@ -242,10 +261,6 @@ def unsigned(value: int, name: str) -> int:
     if not 0 <= value <= UINT32_MAX:
         raise ValueError(f"{name}: {value} is no unsigned 32-bit int")
     return value
-
-
-def _map(value: Mapping[str, object] | None) -> dict[str, object] | None:
-    return None if value is None else dict(value)
 
 
 class EngineCoreDead(Exception):  # noqa: N818 - it is news from the wire, not a fault of the reader

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from mockengine.wire.codec import WireError, unpack
+from mockengine.wire.record import keyword_record
 from mockengine.wire.sampling import PoolingParams, SamplingParams, read_pooling_params, read_sampling_params
 from mockengine.wire.tensors import Tensor, read_tensor
 from mockengine.wire.values import WAVE_MAX, array, boolean, integer, mapping, named, number, shown, string, wrong
@@ -62,7 +63,7 @@ class MultiModalFeature:
     has_data: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_record
 class EngineCoreRequest:
     """One request as a frontend sends it.
 
@@ -127,11 +128,10 @@ def read_request(payload: bytes, aux_frames: Sequence[bytes] = ()) -> EngineCore
     items = array(unpack(payload), "ADD")
     if not items:
         raise WireError("ADD: an empty array where an EngineCoreRequest is expected")
-    fields = _OLD_FIELDS if _is_old_layout(items) else _FIELDS
     values: dict[str, Any] = {}
-    for name, item in zip(fields, items, strict=False):
+    for (name, read), item in zip(_OLD_LAYOUT if _is_old_layout(items) else _LAYOUT, items, strict=False):
         if item is not None:
-            values[name] = _READERS[name](item, name, aux_frames)
+            values[name] = read(item, name, aux_frames) if name in _IN_AUX_FRAMES else read(item, name)
     if "request_id" not in values:
         raise wrong("request_id", items[0], "a str")
     sampling = items[_SAMPLING_POSITION] if len(items) > _SAMPLING_POSITION else None
@@ -150,7 +150,7 @@ def request_items(values: Mapping[str, object], items: int) -> list[object]:
         KeyError: a name that is no field of this layout.
 
     """
-    fields = (_OLD_FIELDS if items <= _OLD_ITEMS_MOST else _FIELDS)[:items]
+    fields = [name for name, _ in (_OLD_LAYOUT if items <= _OLD_ITEMS_MOST else _LAYOUT)[:items]]
     unknown = set(values) - set(fields)
     if unknown:
         raise KeyError(f"{sorted(unknown)}: no fields of a request of {items} items")
@@ -174,14 +174,7 @@ def _is_old_layout(items: list[Any]) -> bool:
     return len(items) <= _INSERTED_POSITION or type(items[_INSERTED_POSITION]) is int
 
 
-_Reader = Callable[[Any, str, Sequence[bytes]], Any]
-
-
-def _simple(read: Callable[[Any, str], Any]) -> _Reader:
-    return lambda value, place, _aux: read(value, place)
-
-
-def _prompt(value: Any, place: str, _aux: Sequence[bytes]) -> "typed_array[int]":
+def _prompt(value: Any, place: str) -> "typed_array[int]":
     try:
         return typed_array("I", array(value, place))
     except (TypeError, OverflowError) as error:
@@ -196,7 +189,7 @@ def _prompt_embeds(value: Any, place: str, aux_frames: Sequence[bytes]) -> Tenso
     return tensor
 
 
-def _mm_features(value: Any, place: str, _aux: Sequence[bytes]) -> tuple[MultiModalFeature, ...]:
+def _mm_features(value: Any, place: str) -> tuple[MultiModalFeature, ...]:
     return tuple(_mm_feature(item, f"{place}[{index}]") for index, item in enumerate(array(value, place)))
 
 
@@ -254,31 +247,33 @@ def _priority(value: Any, place: str) -> int:
     return integer(value, place, low=_INT64_MIN)
 
 
-_READERS: Final[Mapping[str, _Reader]] = {
-    "request_id": _simple(read_request_id),
+_READERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "request_id": read_request_id,
     "prompt_token_ids": _prompt,
     "mm_features": _mm_features,
-    "sampling_params": _simple(read_sampling_params),
-    "pooling_params": _simple(read_pooling_params),
-    "arrival_time": _simple(number),
-    "lora_request": _simple(read_lora_request),
-    "cache_salt": _simple(string),
-    "data_parallel_rank": _simple(integer),
+    "sampling_params": read_sampling_params,
+    "pooling_params": read_pooling_params,
+    "arrival_time": number,
+    "lora_request": read_lora_request,
+    "cache_salt": string,
+    "data_parallel_rank": integer,
     "prompt_embeds": _prompt_embeds,
-    "prompt_is_token_ids": _simple(_flags),
-    "client_index": _simple(integer),
-    "current_wave": _simple(partial(integer, high=WAVE_MAX)),
-    "priority": _simple(_priority),
-    "trace_headers": _simple(_headers),
-    "resumable": _simple(boolean),
-    "external_req_id": _simple(string),
-    "reasoning_ended": _simple(boolean),
-    "reasoning_parser_kwargs": _simple(named),
-    "abort_immediately": _simple(boolean),
-    "session_id": _simple(string),
-    "kv_hints": _simple(named),
+    "prompt_is_token_ids": _flags,
+    "client_index": integer,
+    "current_wave": partial(integer, high=WAVE_MAX),
+    "priority": _priority,
+    "trace_headers": _headers,
+    "resumable": boolean,
+    "external_req_id": string,
+    "reasoning_ended": boolean,
+    "reasoning_parser_kwargs": named,
+    "abort_immediately": boolean,
+    "session_id": string,
+    "kv_hints": named,
 }
-_FIELDS: Final = tuple(_READERS)
+_IN_AUX_FRAMES: Final = frozenset({"prompt_embeds"})
+"""Fields whose readers need the frames after the payload."""
+_LAYOUT: Final = tuple(_READERS.items())
 _WIRE_DEFAULTS: Final[Mapping[str, object]] = {
     "arrival_time": 0.0,
     "client_index": 0,
@@ -287,4 +282,4 @@ _WIRE_DEFAULTS: Final[Mapping[str, object]] = {
     "resumable": False,
     "abort_immediately": False,
 }
-_OLD_FIELDS: Final = tuple(name for name in _READERS if name != "prompt_is_token_ids")
+_OLD_LAYOUT: Final = tuple(entry for entry in _LAYOUT if entry[0] != "prompt_is_token_ids")

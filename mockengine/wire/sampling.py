@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from mockengine.wire.codec import WireError
+from mockengine.wire.record import keyword_record
 from mockengine.wire.tensors import Tensor
 from mockengine.wire.values import (
     UINT32_MAX,
@@ -26,7 +27,7 @@ _INT64_MIN = -(2**63)
 _POOLING_ITEMS_LEAST: Final = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@keyword_record
 class SamplingParams:
     """The fields an engine acts on, with vLLM's defaults; what only a frontend uses is left out.
 
@@ -135,7 +136,11 @@ def read_sampling_params(value: Any, place: str) -> SamplingParams:
             continue
         name, read = known
         if item is not None:
-            fields[name] = read(item, f"{place}.{key}")
+            try:
+                fields[name] = read(item, key)
+            except WireError as error:
+                # Only now is it said where; most requests are in order, and have many fields.
+                raise WireError(f"{place}.{error}", error.flaw) from error
         elif name == "max_tokens":
             fields[name] = None
     return SamplingParams(**fields)

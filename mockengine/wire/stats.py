@@ -4,14 +4,15 @@
 Always full maps: a Rust frontend dies of a missing key, and every frontend of a negative count.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any
 
 from mockengine.wire.codec import WireError
+from mockengine.wire.record import record
 from mockengine.wire.values import boolean, integer, mapping, number
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefillStats:
     """How a request's prompt was computed, in tokens; `num_prompt_tokens` = computed + cached.
 
@@ -30,7 +31,7 @@ class PrefillStats:
         return _not_negative(_shallow(self))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PrefixCacheStats:
     """Prefix-cache queries and hits in tokens since the previous statistics, not totals."""
 
@@ -47,7 +48,7 @@ class PrefixCacheStats:
         return _not_negative(_shallow(self)) | {"hits_by_source": {}}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SchedulerStats:
     """One rank's load at the end of a step.
 

@@ -7,6 +7,8 @@ from mockengine.wire.codec import WireError
 
 _SHOWN_CHARACTERS = 40
 _PLAIN_DEPTH = 128
+# So few items are looked at sooner one by one.
+_FEW = 16
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 WAVE_MAX = 2**31 - 1
@@ -83,10 +85,13 @@ def strings(value: Any, place: str) -> tuple[str, ...]:
 def integers(value: Any, place: str, low: int = 0, high: int = UINT64_MAX) -> tuple[int, ...]:
     """Return `value` as a tuple when it is an array of int within `low`…`high`."""
     items = array(value, place)
-    # Millions may come at once; one by one they are only looked at to name the culprit.
-    if set(map(type, items)) <= {int} and low <= min(items, default=low) and max(items, default=low) <= high:
+    # Millions may come at once; of many, each is only looked at to name the culprit.
+    if len(items) > _FEW and set(map(type, items)) <= {int} and low <= min(items) and max(items) <= high:
         return tuple(items)
-    return tuple(integer(item, f"{place}[{index}]", low, high) for index, item in enumerate(items))
+    for index, item in enumerate(items):
+        if type(item) is not int or not low <= item <= high:
+            integer(item, f"{place}[{index}]", low, high)
+    return tuple(items)
 
 
 def plain(value: Any, place: str) -> Any:

@@ -14,6 +14,7 @@ from mockengine.testing.processes import free_port
 from mockengine.transport.connection import AddressError
 from mockengine.transport.outbox import Outbox
 from mockengine.transport.zmtp import GREETING, READY
+from mockengine.wire.batch import Burst
 
 KB = 1_000
 LIMIT = 100 * KB
@@ -77,6 +78,21 @@ def test_messages_arrive_as_they_were_said(outbox: Outbox, address: str) -> None
         outbox.send(said[:3])
         outbox.send([[memoryview(frame) for frame in message] for message in said[3:]])
         assert read(outbox, peer, len(said)) == said
+
+
+@pytest.mark.parametrize("frame_bytes", [80, 255, 256, 3 * KB])
+def test_messages_of_a_burst_arrive_one_by_one(outbox: Outbox, address: str, frame_bytes: int) -> None:
+    frames = [bytes([number]) * frame_bytes for number in range(200)]
+    burst = Burst(bytearray(b"".join(frames)), frame_bytes)
+    with pull(address, rcvhwm=1, rcvbuf=4 * KB) as peer:
+        outbox.send([[b"first"]])
+        assert read(outbox, peer, 1) == [[b"first"]]
+        # Nothing reads now, so the first bursts fill what the kernel holds, one of them is cut off, and the last wait.
+        count = 0
+        while outbox.buffered_bytes < 2 * len(burst.frames):
+            outbox.send(burst)
+            count += 1
+        assert read(outbox, peer, count * len(frames)) == [[frame] for frame in frames] * count
 
 
 def test_messages_wait_for_a_peer_that_is_not_there_yet(outbox: Outbox, address: str) -> None:

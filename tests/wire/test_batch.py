@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mockengine.wire.batch import Buffer, Rows, StepEncoder, Strip, Tokens, array_header
+from mockengine.wire.batch import Messages, Rows, StepEncoder, Strip, Tokens, array_header
 from mockengine.wire.codec import pack, unpack
 from mockengine.wire.lines import LINES, NEWEST, Line
 from mockengine.wire.outputs import (
@@ -122,12 +122,11 @@ def test_steps_at_once_are_those_that_are_made_one_by_one() -> None:
     )
     encoder = StepEncoder(3)
     at_once = encoder.encode(step, NEWEST, [Rows(*part) for part in zip(strips, tokens, strict=True)])
-    one_by_one = [
-        encoder.encode(
-            step, NEWEST, [Rows(strip, part[place : place + 1]) for strip, part in zip(strips, tokens, strict=True)]
-        )[0]
-        for place in range(5)
-    ]
+    one_by_one: list[Sequence[bytes]] = []
+    for place in range(5):
+        rows = [Rows(strip, part[place : place + 1]) for strip, part in zip(strips, tokens, strict=True)]
+        one_by_one += [[bytes(frame) for frame in message] for message in encoder.encode(step, NEWEST, rows)]
+    assert len(at_once) == len(one_by_one)
     assert [[bytes(frame) for frame in message] for message in at_once] == one_by_one
 
 
@@ -136,7 +135,7 @@ def _tokens(steps: int, rows: int, chunk_size: int) -> Tokens:
     return counted.reshape(steps, rows, chunk_size)
 
 
-def _read(messages: Sequence[Sequence[Buffer]]) -> list[Envelope]:
+def _read(messages: Messages) -> list[Envelope]:
     return [read_envelope([bytes(frame) for frame in message], NEWEST) for message in messages]
 
 
