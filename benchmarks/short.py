@@ -4,7 +4,7 @@
 import time
 from typing import Final
 
-from benchmarks import arrivals, lateness, rest, sink, steps
+from benchmarks import arrivals, lateness, rest, scheduling, sink, steps
 from benchmarks.expected import Measures
 from benchmarks.rig import joined
 
@@ -44,6 +44,7 @@ RATIOS: Final[Measures] = {
     "step alone, 4096 running, in plain loops": lambda: steps.compare(4_096, 1, _STEP_S).ratio,
     "over TCP, 64 running, in plain loops": lambda: sink.compare(64, 1, _WINDOW_S)[0].ratio,
     "over TCP, 256 running, in plain loops": lambda: sink.compare(256, 1, _WINDOW_S)[0].ratio,
+    "with the scheduler, 256 running, in plain loops": lambda: scheduling.compare(256, async_scheduling=True).ratio,
     "ADD, in msgpack's decoding": lambda: arrivals.compare_add(_REQUESTS).ratio,
     "prompt of 44000 tokens, in msgpack's decoding": lambda: arrivals.compare_prompt(44_000).ratio,
     "prompt of 128000 tokens, in msgpack's decoding": lambda: arrivals.compare_prompt(128_000).ratio,

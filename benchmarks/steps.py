@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.reference import PlainLoop, request_id
 from benchmarks.report import Table
 from benchmarks.rig import PROMPT_TOKENS
-from mockengine.engine.config import EngineConfig
+from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.journal import Journal
@@ -68,8 +68,10 @@ def plain_token_s(running: int, least_s: float) -> float:
     return _cost(PlainLoop(running, 1).step, least_s) / running
 
 
-def make_engine(running: int, chunk_size: int, max_model_len: int = _MAX_MODEL_LEN) -> EngineCore:
-    """Return an engine with so many requests in the middle of an endless reply."""
+def make_engine(
+    running: int, chunk_size: int, max_model_len: int = _MAX_MODEL_LEN, batching: BatchingConfig | None = None
+) -> EngineCore:
+    """Return an engine with so many requests in the middle of a reply that fills their context."""
     configure("json", "error")
     config = EngineConfig(
         max_model_len=max_model_len,
@@ -82,22 +84,23 @@ def make_engine(running: int, chunk_size: int, max_model_len: int = _MAX_MODEL_L
         clients=1,
         has_coordinator=False,
         has_waves=False,
+        batching=batching,
     )
     journal = Journal(get_logger(), log_requests=False, chunk_size=chunk_size)
     engine = EngineCore(0, config, RandomTokens(32_000), Dialect(NEWEST), journal)
     for number in range(running):
-        engine.receive(Add(_endless_request(number)), 0, 0.0)
+        engine.receive(Add(_longest_request(number, max_model_len - PROMPT_TOKENS)), 0, 0.0)
     for _ in range(3):
         engine.step(0.5)
     return engine
 
 
-def _endless_request(number: int) -> EngineCoreRequest:
+def _longest_request(number: int, max_tokens: int) -> EngineCoreRequest:
     """Return a request as a frontend of the newest line sends it."""
     return EngineCoreRequest(
         request_id=request_id(number),
         prompt_token_ids=array("I", range(number, number + PROMPT_TOKENS)),
-        sampling_params=SamplingParams(max_tokens=_MAX_MODEL_LEN - 1 - PROMPT_TOKENS),
+        sampling_params=SamplingParams(max_tokens=max_tokens),
         client_index=0,
         sampling_keys=frozenset({"max_tokens", "stop"}),
     )
