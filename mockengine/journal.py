@@ -133,6 +133,15 @@ class Journal:
 
     # The life of the process.
 
+    def profile_differs(self, profile: str, differences: Sequence[str]) -> None:
+        """Log that a timing profile is of a deployment that was set up otherwise."""
+        self._log.warning(
+            Event.PROFILE_DIFFERS,
+            profile=profile,
+            differences=list(differences),
+            hint="steps take as long as there, but fill in another way: set these as they were there, or fit anew",
+        )
+
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
         """Log what joining waits for, as a warning where something seems to be wrong with it."""
         log = self._log.info if hint is None else self._log.warning

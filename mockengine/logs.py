@@ -47,6 +47,7 @@ class Event(StrEnum):
     ENGINE_LEFT = "engine left"
     ENGINE_FAILED = "engine failed"
     RELEASE_CONTRADICTED = "release contradicted"
+    PROFILE_DIFFERS = "profile differs"
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"

@@ -91,7 +91,7 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
             admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
             publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
             cleanup.callback(publishers.close)
-            timing = _timing(settings)
+            timing = _timing(settings, journal)
             # Whatever cannot be drawn must be told now.
             make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
         except KvEventsError as error:
@@ -398,7 +398,7 @@ def _kv_events(settings: Settings) -> KvEventsPlan | None:
     )
 
 
-def _timing(settings: Settings) -> TimingConfig:
+def _timing(settings: Settings, journal: Journal) -> TimingConfig:
     """Return the model of time; raises `ProfileError`."""
     timing = TimingConfig(
         timing=settings.timing,
@@ -419,4 +419,12 @@ def _timing(settings: Settings) -> TimingConfig:
     )
     if settings.timing_profile is None:
         return timing
-    return replace(timing, **asdict(load_profile(Path(settings.timing_profile)).coefficients))
+    profile = load_profile(Path(settings.timing_profile))
+    differences = profile.differences(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_scheduling=settings.async_scheduling,
+    )
+    if differences:
+        journal.profile_differs(settings.timing_profile, differences)
+    return replace(timing, **asdict(profile.coefficients))

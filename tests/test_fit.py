@@ -3,7 +3,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -301,10 +301,35 @@ PROFILE = Profile(
 )
 
 
+WHOLE = "".join(f"{each.name}: 0\n" for each in fields(Coefficients))
+"""What a profile must hold."""
+
+
 def test_profile_survives_the_file(tmp_path: Path) -> None:
     path = tmp_path / "profile.yaml"
     save(PROFILE, path)
     assert load(path) == PROFILE
+
+
+def test_profile_of_a_person_survives_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "profile.yaml"
+    known = replace(PROFILE, model="a model", gpu="a GPU", engine="vLLM", source="https://example.org", max_num_seqs=0)
+    save(known, path)
+    assert load(path) == known
+
+
+def test_what_was_set_otherwise_is_told() -> None:
+    same = {"max_num_seqs": 256, "max_num_batched_tokens": 8_192}
+    known = replace(PROFILE, async_scheduling=True, most_decodes=256)
+    assert known.differences(**same, async_scheduling=True) == []
+    assert known.differences(max_num_seqs=64, max_num_batched_tokens=2_048, async_scheduling=False) == [
+        "max_num_seqs: 64 here, 256 there",
+        "max_num_batched_tokens: 2048 here, 8192 there",
+        "async_scheduling: False here, True there",
+    ]
+    (extrapolated,) = replace(known, most_decodes=100).differences(**same, async_scheduling=True)
+    assert "more than 100 decodes were not measured" in extrapolated
+    assert replace(known, max_num_seqs=0, most_decodes=0).differences(**same, async_scheduling=True) == []
 
 
 def test_profile_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -320,6 +345,10 @@ def test_profile_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         ("step_base_ms: -1", "step_base_ms: -1 is not allowed"),
         ("step_base_ms: .inf", "step_base_ms: inf is not allowed"),
         ("[1, 2]", "no profile, it holds a list"),
+        ("step_base: 6", "step_base: no such entry (use some of step_base_ms, "),
+        (WHOLE + "async_scheduling: maybe", "async_scheduling: 'maybe' is not allowed"),
+        (WHOLE + "model: [1]", "model: [1] is not allowed (use text)"),
+        (WHOLE + "notes: none", "notes: 'none' is not allowed (use a list)"),
         ("a: [", "not YAML"),
     ],
 )

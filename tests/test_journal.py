@@ -40,6 +40,9 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.REQUEST_STARTED: lambda journal: journal.request_started(SERVED),
     Event.REQUEST_FINISHED: lambda journal: journal.request_finished(SERVED, "length", 0.5),
     Event.RELEASE_CONTRADICTED: lambda journal: journal.release_contradicted("0.24", 20),
+    Event.PROFILE_DIFFERS: lambda journal: journal.profile_differs(
+        "profile.yaml", ["max_num_seqs: 256 here, 64 there"]
+    ),
     Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
 }
 

@@ -13,7 +13,7 @@ import pytest
 from mockengine import __version__
 from mockengine.testing.fetch import DEFAULT_VERSION
 from tests.support.docker import HARDENED, Container, container, docker, inspect, moment, try_docker
-from tests.support.stack import MODEL, MOE_MODEL
+from tests.support.stack import MODEL, MOE_MODEL, ROOT
 
 pytestmark = pytest.mark.containers
 
@@ -142,6 +142,11 @@ def test_the_engine_image_says_what_it_is(engine_image: str) -> None:
 
 def test_the_engine_image_holds_nothing_that_only_builds_and_tests_need(engine_image: str) -> None:
     assert _in_image(engine_image, "sh", "-c", FIND_LEFTOVERS) == ""
+
+
+def test_the_engine_image_has_the_profiles(engine_image: str) -> None:
+    profiles = sorted(path.name for path in (ROOT / "deploy" / "profiles").iterdir())
+    assert _in_image(engine_image, "ls", "/profiles").splitlines() == profiles
 
 
 def test_whatever_the_engine_imports_is_compiled_already(engine_image: str) -> None:
