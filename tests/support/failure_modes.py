@@ -271,6 +271,8 @@ def staged(make_frontend: Callable[[int], Frontend]) -> Iterator[Stage]:
         flags = (f"--handshake-address={frontend.handshake_address}", f"--state-file={state_file}")
         with EngineProcess(*flags) as engine:
             frontend.wait_healthy(besides=engine)
+            # Health is no proof that the way to the engine is open, and a stopped engine opens none.
+            wait_until(lambda: what_a_new_request_gets(frontend.url), "200".__eq__, "what a first request gets")
             stage = Stage(make_frontend, frontend, engine, state_file)
             engine.send_signal(signal.SIGSTOP)
             stage.client = Client(frontend)
