@@ -5,7 +5,7 @@ Since outputs differ in length, no running set is made of them. Each request has
 the same from output to output is prepared once; tokens and acceptance are drawn for many outputs at once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -17,16 +17,40 @@ from mockengine.engine.runner import FreeRunner
 from mockengine.engine.said import Said, Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRequests
 from mockengine.engine.speakers import Speakers
+from mockengine.engine.steps import StepResult
 from mockengine.replies import TokenSource
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
+
+
+class _DraftedRow(VaryingRow):
+    """A request and its drafts.
+
+    Attributes:
+        request: who speaks.
+        client: who hears it.
+        drafts: decides how much is said at once.
+        num_tokens: length of the reply.
+        room: tokens of the reply that the context has room for.
+
+    """
+
+    __slots__ = ("client", "drafts", "num_tokens", "request", "room")
+
+    def __init__(self, request: Request, source: TokenSource, drafts: Drafts, max_model_len: int) -> None:
+        super().__init__(request, source)
+        self.request = request
+        self.client = request.client
+        self.drafts = drafts
+        self.num_tokens = request.num_reply_tokens
+        self.room = max_model_len - request.num_prompt_tokens
 
 
 class DraftedSpeakers(Speakers):
     """The requests of one rank that run, each with drafts.
 
     Attributes:
-        counts: what is counted of all of them.
+        counts: what is counted of all drafts.
 
     """
 
@@ -35,30 +59,33 @@ class DraftedSpeakers(Speakers):
         self.counts = DraftCounts(config.num_spec_tokens)
         self._config = config
         self._acceptance = Acceptance(config.acceptance_rates)
-        self._num_spec_tokens = config.num_spec_tokens
         self._max_model_len = max_model_len
-        self._drafts: dict[str, Drafts] = {}
-        self._rows: dict[str, VaryingRow] = {}
+        self._rows: dict[str, _DraftedRow] = {}
 
-    def drafts_of(self, request: Request) -> Drafts:
-        """Return the drafts of a request, which are counted here, until it is gone."""
-        drafts = self._drafts.get(request.request_id)
-        if drafts is None:
-            drafts = Drafts(self._config, self._acceptance, self.counts, request.key)
-            self._drafts[request.request_id] = drafts
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._rows
+
+    def add(self, requests: Mapping[str, Request]) -> None:
+        """Let requests speak from now on, by id."""
+        for request in requests.values():
+            self.draft_for(request)
+
+    def draft_for(self, request: Request) -> Drafts:
+        """Let a request speak from now on; return its drafts."""
+        drafts = Drafts(self._config, self._acceptance, self.counts, request.key)
+        self._rows[request.request_id] = _DraftedRow(request, self._source, drafts, self._max_model_len)
         return drafts
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
-        self._rows.pop(request_id, None)
-        self._drafts.pop(request_id, None)
-        return super().take(request_id)
+        row = self._rows.pop(request_id, None)
+        return None if row is None else row.request
 
     def take_all(self) -> list[Request]:
         """Remove every request."""
+        requests = [row.request for row in self._rows.values()]
         self._rows.clear()
-        self._drafts.clear()
-        return super().take_all()
+        return requests
 
     def most_steps(self, blocked: AbstractSet[int], most: int) -> int:  # noqa: ARG002 - the interface's
         """Return 1: what is said differs from step to step in more than tokens."""
@@ -67,62 +94,66 @@ class DraftedSpeakers(Speakers):
     def say(self, blocked: AbstractSet[int], steps: int) -> Spoken:  # noqa: ARG002 - always one
         """Let every request say its next tokens unless its client is blocked."""
         spoken = Spoken()
-        for request in self._speaking.values():
-            if request.client not in blocked:
-                self._say(request, self._num_next(request), spoken)
-        for request, _ in spoken.finished:
-            del self._speaking[request.request_id]
-        return spoken
+        num_spec_tokens = self._config.num_spec_tokens
+        tokens, client, packed = 0, None, list[bytes]()
+        for row in self._rows.values():
+            if row.client in blocked:
+                continue
+            position = row.request.output_tokens
+            # A prefill gives one token, and as with a scheduler drafts fill the context at most.
+            num_drafts = min(num_spec_tokens, row.room - position - 1) if position else 0
+            count = 1 + row.drafts.verify(position, num_drafts) if num_drafts > 0 else 1
+            if not position or position + count >= row.num_tokens:
+                self._tell(row, count, spoken)
+                continue
+            if row.client != client:
+                client = row.client
+                packed = spoken.said.setdefault(client, Said()).packed
+            packed.append(row.say(count))
+            tokens += count
+        return self._settle(spoken, tokens)
 
-    def say_of(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> Spoken:
-        """Let these requests say so many tokens each, and no others."""
+    def say_result(self, result: StepResult) -> Spoken:
+        """Let the requests say their next tokens that a step has brought some, and no others."""
         spoken = Spoken()
-        for request, count in zip(requests, num_new_tokens, strict=True):
-            self._say(request, count, spoken)
-        return spoken
-
-    def say_loosely(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> Spoken:
-        """Do the same: here requests are never rows among others."""
-        return self.say_of(requests, num_new_tokens)
+        rows, all_news = self._rows, result.news
+        tokens, client, packed = 0, None, list[bytes]()
+        for index, (sequence, count) in enumerate(zip(result.sequences, result.num_new_tokens, strict=True)):
+            row = rows[sequence.request_id]
+            if index in all_news:
+                news = all_news[index]
+                if news.events or news.prefill_stats:
+                    row.request.tell(news.events, news.prefill_stats)
+                self._tell(row, count, spoken)
+                continue
+            if row.client != client:
+                client = row.client
+                packed = spoken.said.setdefault(client, Said()).packed
+            packed.append(row.say(count))
+            tokens += count
+        spoken.first_client = rows[result.sequences[0].request_id].client if result.sequences else None
+        return self._settle(spoken, tokens)
 
     def regroup(self, said: Mapping[int, Said]) -> None:
         """Do nothing: there are no running sets."""
 
-    def _num_next(self, request: Request) -> int:
-        """Return how many tokens a request says next, where no scheduler knows."""
-        position = request.output_tokens
-        if request.has_more_to_say:
-            # What a prefill gives.
-            return 1
-        # As with a scheduler, drafts fill the context at most.
-        room = self._max_model_len - request.num_prompt_tokens - position - 1
-        num_drafts = min(self._num_spec_tokens, room)
-        if num_drafts <= 0:
-            return 1
-        return min(1 + self.drafts_of(request).verify(position, num_drafts), request.num_reply_tokens - position)
+    def _tell(self, row: _DraftedRow, count: int, spoken: Spoken) -> None:
+        """Let a request say so many tokens at most, and what else it has to say."""
+        row.forget()
+        output = row.request.advance(count)
+        reason = output.finish_reason
+        if reason is not None:
+            output = replace(output, spec_decode_metrics=row.drafts.metrics())
+            spoken.finished.append((row.request, reason))
+        spoken.tokens += len(output.new_token_ids)
+        spoken.said.setdefault(row.client, Said()).outputs.append(output)
 
-    def _say(self, request: Request, count: int, spoken: Spoken) -> None:
-        said = spoken.said.get(request.client)
-        if said is None:
-            said = spoken.said[request.client] = Said()
-        request_id = request.request_id
-        if request.has_more_to_say or request.output_tokens + count >= request.num_reply_tokens:
-            # What its row has drawn ahead begins with these tokens.
-            self._rows.pop(request_id, None)
-            output = request.advance(count)
-            spoken.tokens += len(output.new_token_ids)
-            reason = output.finish_reason
-            if reason is not None:
-                output = replace(output, spec_decode_metrics=self.drafts_of(request).metrics())
-                del self._drafts[request_id]
-                spoken.finished.append((request, reason))
-            said.outputs.append(output)
-            return
-        row = self._rows.get(request_id)
-        if row is None:
-            row = self._rows[request_id] = VaryingRow(request, self._source)
-        said.packed.append(row.say(count))
-        spoken.tokens += count
+    def _settle(self, spoken: Spoken, tokens: int) -> Spoken:
+        """Count tokens of rows, and forget who has ended."""
+        spoken.tokens += tokens
+        for request, _ in spoken.finished:
+            del self._rows[request.request_id]
+        return spoken
 
 
 class DraftedRunner(FreeRunner):
@@ -159,7 +190,14 @@ class DraftedRequests(ScheduledRequests):
     ) -> None:
         """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
         super().add(request, asked, now, leaves_a_token=leaves_a_token, is_blocked=is_blocked)
-        self.sequences[request.request_id].verifier = self._drafted.drafts_of(request)
+        self.sequences[request.request_id].verifier = self._drafted.draft_for(request)
+
+    def say(self, result: StepResult, *, loosely: bool = False) -> Spoken:  # noqa: ARG002 - rows are always loose
+        """Let the requests that a step has brought something to say it; those that have ended are gone."""
+        spoken = self._drafted.say_result(result)
+        for request, _ in spoken.finished:
+            del self.by_id[request.request_id], self.sequences[request.request_id]
+        return spoken
 
     def take_stats(self) -> SchedulerStats:
         """Return the load, and queries, hits and drafts since the call before."""

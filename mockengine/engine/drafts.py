@@ -22,7 +22,7 @@ MetricsLevel = Literal["none", "summary", "detailed"]
 
 _STREAM: Final = mix(int.from_bytes(b"drafts"))
 # Positions whose drafts are decided at once: enough to share the fixed cost.
-_DRAWN: Final = 128
+_DRAWN: Final = 256
 # Draws have as many bits as a float's fraction, so that a rate of 1 accepts and one of 0 rejects all of them.
 _BITS: Final = 53
 _DROPPED_BITS: Final = np.uint64(64 - _BITS)
@@ -78,14 +78,15 @@ class Acceptance:
     def __init__(self, rates: tuple[float, ...]) -> None:
         """Accept by these rates, as `SpeculationConfig` has them."""
         self.num_spec_tokens = len(rates)
-        self._thresholds = np.array([round(rate * 2**_BITS) for rate in rates], np.uint64)
+        self._thresholds = np.array([round(rate * 2**_BITS) for rate in reversed(rates)], np.uint64)
 
     def draw(self, key: int, start: int, count: int) -> bytes:
         """Return the number of accepted drafts for outputs that begin at positions `start` … `start + count - 1`."""
         keys, starts = np.array([key ^ _STREAM], np.uint64), np.array([start], np.int64)
         bits = random_bits(keys, starts, count)[0] >> _DROPPED_BITS
-        # One draw decides on all drafts, so that a rate is that of a draft and all before it.
-        accepted: bytes = (bits[:, None] < self._thresholds).sum(axis=1).astype(np.uint8).tobytes()
+        # One draw decides on all drafts of an output, so that a rate is that of a draft and all before it.
+        rejected = np.searchsorted(self._thresholds, bits, side="right")
+        accepted: bytes = (self.num_spec_tokens - rejected).astype(np.uint8).tobytes()
         return accepted
 
 
@@ -94,31 +95,33 @@ class DraftCounts:
 
     Attributes:
         accepted: outputs by the number of their drafts that were accepted, of those that had drafts.
-        drafted: the same outputs by the number of their drafts.
+        short: those of these outputs that had fewer than all drafts, by the number of their drafts.
 
     """
 
-    __slots__ = ("accepted", "drafted")
+    __slots__ = ("accepted", "short")
 
     def __init__(self, num_spec_tokens: int) -> None:
         self.accepted = [0] * (num_spec_tokens + 1)
-        self.drafted = [0] * (num_spec_tokens + 1)
+        self.short = [0] * (num_spec_tokens + 1)
 
     def take(self) -> SpecDecodingStats | None:
         """Return what was counted since the last call, or None if there were no drafts."""
-        num_drafts = sum(self.drafted)
+        num_drafts = sum(self.accepted)
         if not num_drafts:
             return None
-        accepted, drafted = _at_least(self.accepted), _at_least(self.drafted)
-        self.accepted = [0] * len(self.accepted)
-        self.drafted = [0] * len(self.drafted)
+        drafted = self.short
+        drafted[-1] = num_drafts - sum(drafted)
+        accepted_per_pos, drafted_per_pos = _at_least(self.accepted), _at_least(drafted)
+        for counts in (self.accepted, self.short):
+            counts[:] = [0] * len(counts)
         return SpecDecodingStats(
-            num_spec_tokens=len(accepted),
+            num_spec_tokens=len(accepted_per_pos),
             num_drafts=num_drafts,
-            num_draft_tokens=sum(drafted),
-            num_accepted_tokens=sum(accepted),
-            num_accepted_tokens_per_pos=accepted,
-            num_draft_tokens_per_pos=drafted,
+            num_draft_tokens=sum(drafted_per_pos),
+            num_accepted_tokens=sum(accepted_per_pos),
+            num_accepted_tokens_per_pos=accepted_per_pos,
+            num_draft_tokens_per_pos=drafted_per_pos,
         )
 
 
@@ -131,15 +134,8 @@ class Drafts:
     """The drafts of one reply."""
 
     __slots__ = (
-        "_acceptance",
-        "_counts",
-        "_drawn",
-        "_drawn_from",
-        "_histogram",
-        "_key",
-        "_level",
-        "_num_tokens",
-        "_steps",
+        *("_acceptance", "_counts", "_drawn", "_drawn_from", "_has_metrics"),
+        *("_histogram", "_key", "_num_missing", "_num_spec_tokens", "_steps"),
     )
 
     def __init__(self, config: SpeculationConfig, acceptance: Acceptance, counts: DraftCounts, key: int) -> None:
@@ -155,11 +151,12 @@ class Drafts:
         self._acceptance = acceptance
         self._counts = counts
         self._key = key
-        self._level = config.metrics
+        self._num_spec_tokens = config.num_spec_tokens
+        self._has_metrics = config.metrics != "none"
         self._drawn = b""
         self._drawn_from = 0
         self._histogram = [0] * (config.num_spec_tokens + 1)
-        self._num_tokens = 0
+        self._num_missing = 0
         # Drafts and accepted ones of every output that had some, where that is told.
         self._steps: list[tuple[int, int]] | None = [] if config.metrics == "detailed" else None
 
@@ -170,33 +167,37 @@ class Drafts:
             self._drawn = self._acceptance.draw(self._key, position, _DRAWN)
             self._drawn_from, place = position, 0
         accepted = self._drawn[place]
-        if accepted > num_drafts:  # noqa: PLR1730 - calling min() costs more
-            accepted = num_drafts
-        self._count(num_drafts, accepted)
+        if num_drafts < self._num_spec_tokens:
+            accepted = min(accepted, num_drafts)
+            self._note_short(num_drafts)
+        self._counts.accepted[accepted] += 1
+        self._histogram[accepted] += 1
+        if self._steps is not None:
+            self._steps.append((num_drafts, accepted))
         return accepted
 
     def reject(self, num_drafts: int) -> None:
         """Count drafts of which none can be accepted."""
-        self._count(num_drafts, 0)
+        if num_drafts < self._num_spec_tokens:
+            self._note_short(num_drafts)
+        self._counts.accepted[0] += 1
+        self._histogram[0] += 1
+        if self._steps is not None:
+            self._steps.append((num_drafts, 0))
 
     def metrics(self) -> SpecDecodeMetrics | None:
         """Return what the last output of the request says of all of them, if anything."""
-        if self._level == "none":
+        if not self._has_metrics:
             return None
         steps = self._steps or ()
         return SpecDecodeMetrics(
-            num_spec_tokens=len(self._histogram) - 1,
+            num_spec_tokens=self._num_spec_tokens,
             histogram=tuple(self._histogram),
-            num_draft_tokens=self._num_tokens,
+            num_draft_tokens=self._num_spec_tokens * sum(self._histogram) - self._num_missing,
             per_step_accepted=tuple(accepted for _, accepted in steps),
             per_step_drafted=tuple(drafted for drafted, _ in steps),
         )
 
-    def _count(self, num_drafts: int, accepted: int) -> None:
-        counts = self._counts
-        counts.drafted[num_drafts] += 1
-        counts.accepted[accepted] += 1
-        self._histogram[accepted] += 1
-        self._num_tokens += num_drafts
-        if self._steps is not None:
-            self._steps.append((num_drafts, accepted))
+    def _note_short(self, num_drafts: int) -> None:
+        self._counts.short[num_drafts] += 1
+        self._num_missing += self._num_spec_tokens - num_drafts

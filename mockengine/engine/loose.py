@@ -15,6 +15,7 @@ from mockengine.wire.codec import pack
 
 # Tokens that are drawn at once.
 _DRAWN: Final = 64
+_DRAWN_VARYING: Final = 256
 _TOKEN: Final = b"\xce"
 _TOKEN_BYTES: Final = 4
 
@@ -64,12 +65,17 @@ class VaryingRow:
         self._drawn = b""
         self._place = 0
 
+    def forget(self) -> None:
+        """Drop what is drawn ahead, since somebody else says the next tokens."""
+        self._drawn = b""
+        self._place = 0
+
     def say(self, count: int) -> bytes:
         """Return the next output as msgpack, of so many tokens, fewer than 256; it must not be the last one."""
         start = self._place
         end = start + count * (1 + _TOKEN_BYTES)
         if end > len(self._drawn):
-            self._drawn = _next_tokens(self._request, self._source, count + _DRAWN)
+            self._drawn = _next_tokens(self._request, self._source, _DRAWN_VARYING)
             start, end = 0, end - start
         self._place = end
         self._request.output_tokens += count

@@ -122,8 +122,7 @@ class ScheduledRequests:
             if news.events or news.prefill_stats:
                 self.speakers.set_apart(requests[index])
             requests[index].tell(news.events, news.prefill_stats)
-        say = self.speakers.say_loosely if loosely else self.speakers.say_of
-        spoken = say(requests, result.num_new_tokens)
+        spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
         spoken.first_client = requests[0].client if requests else None
         for request, _ in spoken.finished:
             del self.by_id[request.request_id], self.sequences[request.request_id]

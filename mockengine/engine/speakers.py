@@ -82,14 +82,8 @@ class Speakers:
             del self._speaking[request.request_id]
         return spoken
 
-    def say_of(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> Spoken:  # noqa: ARG002 - chunks
-        """Let these requests say their next tokens, be they new here or not, and no others.
-
-        Args:
-            requests: who speaks.
-            num_new_tokens: what each of them says, for whom it is not always a chunk.
-
-        """
+    def say_of(self, requests: Sequence[Request]) -> Spoken:
+        """Let these requests say their next tokens, be they new here or not, and no others."""
         spoken = Spoken()
         others = [request for request in requests if not request.is_in_running_set]
         if len(requests) - len(others) < sum(map(len, self._sets.values())):
@@ -120,7 +114,7 @@ class Speakers:
             for request in leavers:
                 self._speaking[request.request_id] = request
 
-    def say_loosely(self, requests: Sequence[Request], num_new_tokens: Sequence[int]) -> Spoken:  # noqa: ARG002 - chunks
+    def say_loosely(self, requests: Sequence[Request]) -> Spoken:
         """Let these requests say their next tokens, each at its own pace: none of them is ever a row among others."""
         spoken = Spoken()
         for request in requests:

@@ -79,6 +79,7 @@ class SpeculativeScheduler(Scheduler):
     def _schedule_running(self, step: Step, budget: int, threshold: int, now: float) -> int:
         """Schedule what runs and return what is left of the budget."""
         extend, max_model_len = self.cache.extend, self._config.max_model_len
+        block_size, num_spec_tokens = self.cache.block_size, self._num_spec_tokens
         self._has_prefill = False
         # A copy: who is preempted leaves the list.
         for sequence in self.running.copy():
@@ -96,7 +97,8 @@ class SpeculativeScheduler(Scheduler):
             if count <= 0:
                 continue
             upto = computed + count
-            if not extend(sequence, upto):
+            is_short = upto + num_spec_tokens > sequence.num_blocks * block_size
+            if (is_short or sequence.num_tokens >= sequence.names_next_at) and not extend(sequence, upto):
                 freed = self._make_room(step, sequence, upto, now)
                 if freed is None:
                     if self._config.policy == "priority":
@@ -149,10 +151,41 @@ class SpeculativeScheduler(Scheduler):
         is_alone = sequence.num_tokens - computed == 1 and (has_decodes or computed > 0)
         return padding if is_alone and computed + padding + 2 <= self._config.max_model_len else 0
 
+    def update(self, step: Step) -> StepResult:
+        """Take in the result of a step, the oldest under way, and return what it brings to whom."""
+        if self._under_way.popleft() is not step:
+            raise ValueError(f"the result of step {step.number} does not arrive in order")
+        result = StepResult()
+        sequences, counts = result.sequences, result.num_new_tokens
+        for sequence, count in zip(step.sequences, step.num_sampled, strict=True):
+            if not count:
+                continue
+            if not sequence.is_plain:
+                self._deliver(result, step, sequence, count)
+                continue
+            brought = 1
+            if count > 1:
+                brought += sequence.verifier.verify(sequence.num_output_tokens, count - 1)
+            num_tokens = sequence.num_tokens + brought
+            if num_tokens - sequence.num_prompt_tokens >= sequence.stops_after:
+                self._deliver_some(result, step, sequence, brought, count)
+                continue
+            placeholders = sequence.num_output_placeholders - count
+            computed = sequence.num_computed_tokens - count + brought
+            sequence.num_tokens = num_tokens
+            sequence.num_output_placeholders = placeholders
+            sequence.num_computed_tokens = computed
+            if computed - placeholders >= sequence.names_next_at:
+                self.cache.name_blocks(sequence, computed - placeholders)
+            sequences.append(sequence)
+            counts.append(brought)
+        if any(news.is_finished for news in result.news.values()):
+            self.running = [sequence for sequence in self.running if sequence.status is _RUNNING]
+        return result
+
     def _deliver(self, result: StepResult, step: Step, sequence: TokenSequence, count: int) -> None:
-        """Take in what a step brings to a sequence: one token and the accepted drafts, of `count` at most."""
-        is_stale = step.number <= sequence.stale_through
-        if sequence.status is Status.FINISHED or (is_stale and sequence.drops_stale):
+        """Take in what a step brings to a sequence that may have more to say than tokens, `count` of these at most."""
+        if sequence.status is Status.FINISHED or (step.number <= sequence.stale_through and sequence.drops_stale):
             return
         brought = 1
         if count > 1:
@@ -161,13 +194,15 @@ class SpeculativeScheduler(Scheduler):
                 sequence.verifier.reject(count - 1)
             else:
                 brought += sequence.verifier.verify(sequence.num_output_tokens, count - 1)
+        self._deliver_some(result, step, sequence, brought, count)
+
+    def _deliver_some(self, result: StepResult, step: Step, sequence: TokenSequence, brought: int, count: int) -> None:
+        """Take in so many of `count` tokens, unless it ends before; the others are taken back."""
         brought = min(brought, sequence.stops_after - sequence.num_output_tokens)
-        if not is_stale:
+        if step.number > sequence.stale_through:
             sequence.num_computed_tokens -= count - brought
             sequence.num_output_placeholders -= count - brought
         super()._deliver(result, step, sequence, brought)
-        # What it is brought next is not known in advance.
-        sequence.is_plain = False
 
 
 def make_scheduler(
