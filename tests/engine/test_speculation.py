@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative decoding: how many tokens an output has, what is counted of drafts, and that replies stay what they are."""
+"""Speculative decoding: how long outputs are, what is counted of drafts, and that replies stay what they are."""
 
 from collections.abc import Sequence
 from dataclasses import replace
