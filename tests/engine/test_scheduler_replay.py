@@ -23,7 +23,7 @@ def test_all_of_vllm_is_there_that_was_recorded() -> None:
 
 def test_drafts_were_recorded_with_all_that_can_become_of_them() -> None:
     rows = [(scenario["config"], row) for scenario in SPECULATIVE for row in scenario["trace"]]
-    assert (len(SPECULATIVE), len(rows)) == (80, 4_807)
+    assert (len(SPECULATIVE), len(rows)) == (80, 4_819)
     assert {config["spec"] for config, _ in rows} == {1, 2, 3, 5, 7}
     preempting = [config["async_sched"] for config, row in rows if row["preempted"]]
     assert min(preempting.count(True), preempting.count(False)) > 50
