@@ -16,6 +16,7 @@ from mockengine.admin.view import View
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.drafts import SpeculationConfig, even_rates
 from mockengine.engine.ranks import Ranks
 from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
@@ -25,6 +26,7 @@ from mockengine.publishers import Publishers
 from mockengine.replies.key import SeedScope
 from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
+from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
 from mockengine.state_file import Served, StateFile, StateFileError
 from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
@@ -322,6 +324,7 @@ class _Service:
             itl_s=settings.pace_s,
             batching=_batching(settings),
             timing=self._timing,
+            speculation=_speculation(settings),
         )
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))
@@ -378,6 +381,17 @@ def _batching(settings: Settings) -> BatchingConfig | None:
         scheduling_policy=settings.scheduling_policy,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         async_scheduling=settings.async_scheduling,
+    )
+
+
+def _speculation(settings: Settings) -> SpeculationConfig | None:
+    if not settings.spec_tokens:
+        return None
+    text = settings.acceptance_rate
+    rates = USUAL_ACCEPTANCE_RATE if text is None else acceptance_rates(text)
+    return SpeculationConfig(
+        acceptance_rates=even_rates(rates, settings.spec_tokens) if isinstance(rates, float) else rates,
+        metrics=settings.per_request_spec_decode_metrics,
     )
 
 

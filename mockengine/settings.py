@@ -18,6 +18,8 @@ from mockengine.settings_rules import combination_problems
 from mockengine.settings_types import (
     MAX_INT32,
     MAX_RANKS,
+    MOST_SPEC_TOKENS,
+    USUAL_ACCEPTANCE_RATE,
     Address,
     AdminHost,
     Allowed,
@@ -26,6 +28,7 @@ from mockengine.settings_types import (
     OptionalEndpoint,
     OptionalHash,
     OptionalPath,
+    OptionalRates,
     OptionalTopic,
     Seconds,
     Tokens,
@@ -183,6 +186,28 @@ class Settings(BaseSettings):
         default=10_000, ge=1, le=1_000_000, description="How many batches of KV events can be repeated."
     )
 
+    # Speculative decoding
+    spec_tokens: Annotated[int, Unit("tokens")] = Field(
+        default=0,
+        ge=0,
+        le=MOST_SPEC_TOKENS,
+        description="Drafts of every output after the first: it has one token, and the accepted drafts; 0 is off.",
+    )
+    acceptance_rate: OptionalRates = Field(
+        default=None,
+        description=(
+            "Accepted drafts, as a share of all; a list says for each position in which share of outputs the draft "
+            f"there and all before it are accepted; unset is {USUAL_ACCEPTANCE_RATE}."
+        ),
+    )
+    per_request_spec_decode_metrics: Literal["none", "summary", "detailed"] = Field(
+        default="summary",
+        description=(
+            "What the last output of a request says of its drafts to frontends that know it: counts, with detailed "
+            "those of each output too."
+        ),
+    )
+
     # Timing
     timing: Literal["instant", "per_request", "step", "fitted"] = Field(
         default="instant",
@@ -311,6 +336,7 @@ _GROUPS: Final = {
     "admin_host": "Admin port",
     "max_model_len": "The engine that is played",
     "load_model": "Load",
+    "spec_tokens": "Speculative decoding",
     "timing": "Timing",
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from mockengine.settings_types import MAX_RANKS
+from mockengine.settings_types import MAX_RANKS, acceptance_rates
 
 
 def _ranks_have_an_identity(start_rank: int, engine_count: int) -> str | None:
@@ -116,6 +116,34 @@ def _a_spread_has_a_mean(mean: float, stddev: float) -> str | None:
     return "what takes no time cannot be spread (set the duration itself too)" if stddev and not mean else None
 
 
+def _there_are_drafts(default: object, spec_tokens: int, value: object) -> str | None:
+    if spec_tokens or value == default:
+        return None
+    return "there are no drafts (set spec_tokens to how many an output has, or leave it out)"
+
+
+def _every_draft_has_a_rate(spec_tokens: int, acceptance_rate: str | None) -> str | None:
+    rates = acceptance_rates(acceptance_rate) if spec_tokens and acceptance_rate is not None else 0.0
+    if isinstance(rates, float) or len(rates) == spec_tokens:
+        return None
+    return f"the list is {len(rates)} long (use {spec_tokens} rates, or one number, or spec_tokens={len(rates)})"
+
+
+def _one_decides_on_lengths(output_token_chunk_size: int, spec_tokens: int) -> str | None:
+    if output_token_chunk_size == 1 or not spec_tokens:
+        return None
+    return "both say how many tokens an output has (use output_token_chunk_size=1, or spec_tokens=0)"
+
+
+def _a_step_has_room_for_drafts(load_model: str, max_num_batched_tokens: int, spec_tokens: int) -> str | None:
+    if load_model == "off" or spec_tokens < max_num_batched_tokens:
+        return None
+    return (
+        "a step could not verify the drafts of one request, so vLLM refuses this too "
+        f"(use a max_num_batched_tokens of at least {spec_tokens + 1}, or fewer spec_tokens)"
+    )
+
+
 def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
     host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
     if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
@@ -145,6 +173,7 @@ _OF_LOAD: Final[Mapping[str, object]] = {
     "long_prefill_token_threshold": 0,
     "time_factor_under_load": 1.0,
 }
+_OF_DRAFTS: Final[Mapping[str, object]] = {"acceptance_rate": None, "per_request_spec_decode_metrics": "summary"}
 _OF_EVENTS: Final[Mapping[str, object]] = {"kv_events_topic": None, "kv_events_buffer_steps": 10_000}
 _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
     (("start_rank", "engine_count"), _ranks_have_an_identity),
@@ -158,6 +187,10 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("kv_events_endpoint", "kv_events_replay_endpoint"), _replays_are_of_something),
     *((("load_model", name), partial(_needs_a_scheduler, default)) for name, default in _OF_LOAD.items()),
     *((("kv_events_endpoint", name), partial(_is_about_events, default)) for name, default in _OF_EVENTS.items()),
+    *((("spec_tokens", name), partial(_there_are_drafts, default)) for name, default in _OF_DRAFTS.items()),
+    (("spec_tokens", "acceptance_rate"), _every_draft_has_a_rate),
+    (("output_token_chunk_size", "spec_tokens"), _one_decides_on_lengths),
+    (("load_model", "max_num_batched_tokens", "spec_tokens"), _a_step_has_room_for_drafts),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),

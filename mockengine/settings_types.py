@@ -2,9 +2,11 @@
 """What the value of a setting must look like, and the words that tell it to a person."""
 
 import ipaddress
+import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -15,6 +17,10 @@ MAX_RANKS: Final = 2**16
 """A rank is named on the wire by 2 bytes."""
 MAX_INT32: Final = 2**31 - 1
 """Token ids and lengths are 32-bit integers in vLLM's own arrays."""
+MOST_SPEC_TOKENS: Final = 128
+"""As many drafts of an output vLLM's rejection sampler takes."""
+USUAL_ACCEPTANCE_RATE: Final = 0.7
+"""The share of accepted drafts where nobody says another one."""
 BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 """Sizes that vLLM allows for a block of the KV cache, in tokens."""
 # What the kernel allows for the path of a Unix socket, without its closing NUL.
@@ -115,6 +121,33 @@ def _check_admin_host(value: str) -> str:
     return value
 
 
+def acceptance_rates(text: str) -> float | tuple[float, ...]:
+    """Read how many drafts are accepted: one rate, or a list of them as JSON or with commas.
+
+    Raises:
+        ReasonError: it is neither, or the rates are none.
+
+    """
+    is_list = text.startswith("[") or "," in text
+    try:
+        found = json.loads(text if text.startswith("[") else f"[{text}]")
+    except (ValueError, RecursionError) as error:
+        raise ReasonError("it is neither a number nor a list of numbers") from error
+    if not all(isinstance(rate, int | float) and not isinstance(rate, bool) for rate in found) or not found:
+        raise ReasonError("it is neither a number nor a list of numbers")
+    if not all(0 <= rate <= 1 for rate in found):
+        raise ReasonError("a rate is between 0 and 1")
+    if any(later > earlier for earlier, later in pairwise(found)):
+        raise ReasonError("a draft is accepted with all before it, so no rate can be greater than the one before it")
+    return tuple(map(float, found)) if is_list else float(found[0])
+
+
+def _check_rates(value: str | None) -> str | None:
+    if value is not None:
+        acceptance_rates(value)
+    return value
+
+
 def _check_path(value: str | None) -> str | None:
     if value is not None and (not 0 < len(value.encode()) <= _MAX_PATH_BYTES or "\0" in value or value.endswith("/")):
         raise ReasonError("the path is empty, too long, contains a NUL or ends like a folder's")
@@ -154,5 +187,11 @@ OptionalPath = Annotated[
     str | None,
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
+]
+OptionalRates = Annotated[
+    str | None,
+    Allowed("a number from 0 to 1, or as many as spec_tokens, none greater than the one before it: 0.8,0.6,0.5"),
+    Field(coerce_numbers_to_str=True),
+    AfterValidator(_check_rates),
 ]
 OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]

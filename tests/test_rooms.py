@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "fit": {"engine"},
     "publishers": {"transport", "wire"},
     "service": {
-        *("settings", "logs", "journal", "watch", "state_file", "publishers", "fit"),
+        *("settings", "settings_types", "logs", "journal", "watch", "state_file", "publishers", "fit"),
         *("wire", "replies", "faults", "engine", "transport", "admin", ""),
     },
     "cli": {"settings", "settings_sources", "service", "smoke", "fit", "health", ""},

@@ -48,6 +48,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "kv_events_endpoint": _ENDPOINTS,
     "kv_events_replay_endpoint": _ENDPOINTS,
     "kv_events_topic": st.sampled_from(["kv-events", "kv@pod-1@model"]),
+    "acceptance_rate": st.sampled_from(["0.7", "1", "0", "0.8,0.6,0.6", "0.8, 0.6, 0", "[1, 1.0, 0.25]"]),
 }
 # Values beside which every value of any other setting works.
 _LEEWAY = {
@@ -72,6 +73,7 @@ _NEEDED: dict[str, dict[str, object]] = {
     "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
     "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
+    **{name: {"spec_tokens": 3} for name in ("acceptance_rate", "per_request_spec_decode_metrics")},
     **{
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}
         for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_buffer_steps")

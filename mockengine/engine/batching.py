@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduled import KvEventSink, ScheduledRequests, ScheduledRunner
+from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
 from mockengine.engine.steps import Pipeline, Step
 from mockengine.engine.timing import StepTiming
 from mockengine.replies import TokenSource
@@ -56,10 +57,10 @@ class BatchRunner(ScheduledRunner):
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
-        super().__init__(ScheduledRequests(config, batching, source, kv_event_sink))
+        super().__init__(make_requests(config, batching, source, kv_event_sink))
         self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
         self._pipeline = Pipeline(self._scheduler, self._depth)
-        self._chunk_size = config.output_token_chunk_size
+        self._tokens_per_step = config.most_tokens_per_step
         self._timing = timing
         self._held: AbstractSet[int] = frozenset()
         self._under_way: deque[_UnderWay] = deque()
@@ -163,7 +164,7 @@ class BatchRunner(ScheduledRunner):
 
     def _duration_s(self, step: Step) -> float:
         if not step.is_empty:
-            return self._timing.duration_s(step.load(self._chunk_size))
+            return self._timing.duration_s(step.load(self._tokens_per_step))
         return _IDLE_STEP_S if self._requests.by_id else 0.0
 
     def _hold(self, blocked: AbstractSet[int]) -> None:

@@ -4,6 +4,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.key import SeedScope
 
@@ -37,6 +38,7 @@ class EngineConfig:
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
         has_waves: whether it coordinates waves, as for a mixture of experts.
+        speculation: drafts of outputs, where there are any; then `output_token_chunk_size` is 1.
 
     """
 
@@ -53,6 +55,17 @@ class EngineConfig:
     itl_s: float = 0.0
     batching: BatchingConfig | None = None
     timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
+    speculation: SpeculationConfig | None = None
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """Drafts of an output, or 0."""
+        return 0 if self.speculation is None else self.speculation.num_spec_tokens
+
+    @property
+    def most_tokens_per_step(self) -> int:
+        """Tokens that a decode computes at most."""
+        return self.output_token_chunk_size + self.num_spec_tokens
 
     @property
     def reports_finished_requests(self) -> bool:

@@ -11,6 +11,7 @@ from mockengine.engine.batching import BatchRunner
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.drafted import DraftedRunner
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
@@ -320,6 +321,8 @@ def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_
     if isinstance(timing, RequestTiming):
         return MomentRunner(config, config.batching, source, timing, kv_event_sink)
     if config.batching is None:
+        if config.speculation is not None:
+            return DraftedRunner(config, source, config.speculation)
         return FreeRunner(config, source)
     return BatchRunner(config, config.batching, source, timing, kv_event_sink)
 

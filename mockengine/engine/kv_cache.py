@@ -120,14 +120,19 @@ class KVCache:
         self._record(sequence, len(hits) * self.block_size)
         return self.extend(sequence, num_tokens)
 
-    def extend(self, sequence: TokenSequence, num_tokens: int) -> bool:
+    def extend(self, sequence: TokenSequence, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         """Give a sequence blocks for so many tokens and name those that are full of known ones.
+
+        Args:
+            sequence: whose blocks they are.
+            num_tokens: all that are computed.
+            num_lookahead_tokens: tokens after them for which there are to be blocks as well.
 
         Returns:
             False, with nothing changed, if there are too few.
 
         """
-        missing = num_tokens - sequence.num_blocks * self.block_size
+        missing = num_tokens + num_lookahead_tokens - sequence.num_blocks * self.block_size
         if missing > 0:
             new = self.blocks_for(missing)
             if new > self._num_nameless_free:

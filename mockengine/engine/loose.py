@@ -15,8 +15,13 @@ from mockengine.wire.codec import pack
 
 # Tokens that are drawn at once.
 _DRAWN: Final = 64
+_DRAWN_VARYING: Final = 256
 _TOKEN: Final = b"\xce"
 _TOKEN_BYTES: Final = 4
+
+
+# Of outputs with few tokens, as most are.
+_HEADERS: Final = tuple(array_header(count) for count in range(256))
 
 
 class LooseRow:
@@ -44,10 +49,44 @@ class LooseRow:
     def _draw(self) -> None:
         """Draw as many chunks as are cheap at once, each token with its msgpack type before it."""
         count = max(1, _DRAWN // self._chunk_size) * self._chunk_size
-        keys, starts = np.array([self._request.key], np.uint64), np.array([self._request.output_tokens], np.int64)
-        tokens = self._source.block(keys, starts, count)[0]
-        typed = np.empty((count, 1 + _TOKEN_BYTES), np.uint8)
-        typed[:, 0] = _TOKEN[0]
-        typed[:, 1:] = tokens.astype(">u4").view(np.uint8).reshape(count, _TOKEN_BYTES)
-        self._drawn = typed.tobytes()
+        self._drawn = _next_tokens(self._request, self._source, count)
         self._place = 0
+
+
+class VaryingRow:
+    """The outputs of one request, packed, each with another number of tokens."""
+
+    __slots__ = ("_drawn", "_head", "_place", "_request", "_source")
+
+    def __init__(self, request: Request, source: TokenSource) -> None:
+        self._request = request
+        self._source = source
+        self._head = b"\x92" + pack(request.request_id)
+        self._drawn = b""
+        self._place = 0
+
+    def forget(self) -> None:
+        """Drop what is drawn ahead, since somebody else says the next tokens."""
+        self._drawn = b""
+        self._place = 0
+
+    def say(self, count: int) -> bytes:
+        """Return the next output as msgpack, of so many tokens, fewer than 256; it must not be the last one."""
+        start = self._place
+        end = start + count * (1 + _TOKEN_BYTES)
+        if end > len(self._drawn):
+            self._drawn = _next_tokens(self._request, self._source, _DRAWN_VARYING)
+            start, end = 0, end - start
+        self._place = end
+        self._request.output_tokens += count
+        return self._head + _HEADERS[count] + self._drawn[start:end]
+
+
+def _next_tokens(request: Request, source: TokenSource, count: int) -> bytes:
+    """Return the next tokens of a request, each with its msgpack type before it."""
+    keys, starts = np.array([request.key], np.uint64), np.array([request.output_tokens], np.int64)
+    tokens = source.block(keys, starts, count)[0]
+    typed = np.empty((count, 1 + _TOKEN_BYTES), np.uint8)
+    typed[:, 0] = _TOKEN[0]
+    typed[:, 1:] = tokens.astype(">u4").view(np.uint8).reshape(count, _TOKEN_BYTES)
+    return typed.tobytes()

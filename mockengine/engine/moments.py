@@ -17,9 +17,10 @@ from itertools import count
 from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduled import KvEventSink, ScheduledRequests, ScheduledRunner
+from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
@@ -64,7 +65,7 @@ class MomentRunner(ScheduledRunner):
         self._is_limited = batching is not None
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
-        super().__init__(ScheduledRequests(config, limits, source, kv_event_sink))
+        super().__init__(make_requests(config, limits, source, kv_event_sink))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due; entries of the heap that say something else are old.

@@ -42,6 +42,11 @@ class Request:
         self.is_in_running_set = False
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Length of its prompt."""
+        return self._num_prompt_tokens
+
+    @property
     def num_reply_tokens(self) -> int:
         """All tokens that it says."""
         return self._ending.output_tokens

@@ -13,12 +13,12 @@ from math import isnan
 from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
-from mockengine.engine.kv_cache import KVCache
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduler import Scheduler, SchedulerConfig
+from mockengine.engine.scheduler import SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.speakers import Speakers
+from mockengine.engine.speculative import make_scheduler
 from mockengine.engine.steps import StepResult
 from mockengine.replies import TokenSource
 from mockengine.wire.kv_events import KVCacheEvent
@@ -48,12 +48,6 @@ class ScheduledRequests:
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
-        self.cache = KVCache(
-            batching.num_gpu_blocks,
-            config.block_size,
-            enable_prefix_caching=batching.enable_prefix_caching,
-            enable_kv_cache_events=kv_event_sink is not None,
-        )
         limits = SchedulerConfig(
             max_num_seqs=batching.max_num_seqs,
             max_num_batched_tokens=batching.max_num_batched_tokens,
@@ -61,8 +55,16 @@ class ScheduledRequests:
             policy=batching.scheduling_policy,
             long_prefill_token_threshold=batching.long_prefill_token_threshold,
             tokens_per_step=config.output_token_chunk_size,
+            num_spec_tokens=config.num_spec_tokens,
         )
-        self.scheduler = Scheduler(limits, self.cache)
+        self.scheduler = make_scheduler(
+            limits,
+            batching.num_gpu_blocks,
+            config.block_size,
+            enable_prefix_caching=batching.enable_prefix_caching,
+            enable_kv_cache_events=kv_event_sink is not None,
+        )
+        self.cache = self.scheduler.cache
         self.speakers = Speakers(source, config.output_token_chunk_size)
         self.by_id: dict[str, Request] = {}
         self.sequences: dict[str, TokenSequence] = {}

@@ -51,6 +51,7 @@ class SchedulerConfig:
         max_loras: adapters in one step; None is no limit.
         tokens_per_step: output tokens that a sequence gets by a step, the last ones perhaps fewer. The next step
             computes all of them.
+        num_spec_tokens: drafts that a decode has, for a scheduler that knows of them.
 
     """
 
@@ -62,6 +63,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     max_loras: int | None = None
     tokens_per_step: int = 1
+    num_spec_tokens: int = 0
 
 
 class Scheduler:
@@ -249,6 +251,9 @@ class Scheduler:
             if upto >= sequence.needs_cache_at and not extend(sequence, upto):
                 freed = self._make_room(step, sequence, upto, now)
                 if freed is None:
+                    if self._config.policy == "priority":
+                        # Those after it are of a higher priority, and it has left its blocks to them.
+                        continue
                     break
                 budget += freed
             sampled = per_step if upto == end else 0

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from mockengine.engine.block_hash import Block, BlockHashes
 from mockengine.wire.outputs import EngineCoreEvent
@@ -16,6 +16,30 @@ from mockengine.wire.requests import LoraRequest, MultiModalFeature
 
 TokenReader: TypeAlias = Callable[[int, int], Sequence[int]]
 """Gives so many token ids from a position on; prompt and outputs are numbered through."""
+
+
+class Verifier(Protocol):
+    """Decides on the drafts of a sequence."""
+
+    def verify(self, position: int, num_drafts: int) -> int:
+        """Return how many of the drafts of the output that begins at a position of the reply are accepted."""
+
+    def reject(self, num_drafts: int) -> None:
+        """Hear of drafts of which none is accepted."""
+
+
+class _NoDrafts:
+    """Decides on nothing."""
+
+    def verify(self, position: int, num_drafts: int) -> int:  # noqa: ARG002 - the interface's
+        """Accept nothing."""
+        return 0
+
+    def reject(self, num_drafts: int) -> None:
+        """Do nothing."""
+
+
+NO_DRAFTS: Final[Verifier] = _NoDrafts()
 
 NEVER: Final = sys.maxsize
 """A number of tokens that no sequence reaches."""
@@ -50,11 +74,13 @@ class TokenSequence:
         is_blocked: it is not admitted, as while its grammar is compiled, or stays where it is, if it runs.
         leaves_a_token: its admission leaves its last token to be computed, so that its next output comes when it is
             scheduled again.
+        verifier: decides on its drafts, with speculative decoding.
 
         status: where it is.
         num_tokens: prompt and outputs whose results have arrived.
         num_computed_tokens: tokens whose computation has begun.
         num_output_placeholders: output tokens that are being computed.
+        num_draft_tokens: drafts that its next step verifies.
         num_preemptions: how often it lost its blocks.
         num_cached_tokens: prompt tokens found in the cache when it was first admitted.
         events: what happened to it since its last output.
@@ -76,11 +102,13 @@ class TokenSequence:
     skip_reading_prefix_cache: bool = False
     is_blocked: bool = False
     leaves_a_token: bool = False
+    verifier: Verifier = NO_DRAFTS
 
     status: Status = field(default=Status.WAITING, init=False)
     num_tokens: int = field(init=False)
     num_computed_tokens: int = field(default=0, init=False)
     num_output_placeholders: int = field(default=0, init=False)
+    num_draft_tokens: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
     events: list[EngineCoreEvent] = field(default_factory=list, init=False)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Uniformly random tokens from a counter-based generator: token i is a hash of (key, i), so any can be had at once."""
 
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from mockengine.replies import Keys, Positions, Tokens
+
+Bits: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.uint64]]
+"""Random numbers of 64 bits: a row for each stream."""
 
 # splitmix64: the increment is the odd integer nearest to 2^64 / golden ratio; the rest is its finaliser
 # (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
@@ -46,9 +49,7 @@ class RandomTokens:
 
     def block(self, keys: Keys, starts: Positions, count: int) -> Tokens:
         """Return `count` tokens of many replies at once: for reply i those from `starts[i]` on."""
-        first = keys + (starts.astype(np.uint64) + _ONE) * _GOLDEN_GAMMA
-        state = first[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN_GAMMA
-        _splitmix64(state)
+        state = random_bits(keys, starts, count)
         state >>= _HALF_BITS
         state *= self._vocab_size
         state >>= _HALF_BITS
@@ -56,7 +57,15 @@ class RandomTokens:
         return tokens
 
 
-def _splitmix64(state: np.ndarray[tuple[int, int], np.dtype[np.uint64]]) -> None:
+def random_bits(keys: Keys, starts: Positions, count: int) -> Bits:
+    """Return 64 random bits for each of `count` positions of many streams: of stream `keys[i]` from `starts[i]` on."""
+    first = keys + (starts.astype(np.uint64) + _ONE) * _GOLDEN_GAMMA
+    state: Bits = first[:, None] + np.arange(count, dtype=np.uint64) * _GOLDEN_GAMMA
+    _splitmix64(state)
+    return state
+
+
+def _splitmix64(state: Bits) -> None:
     """Hash every state in its place."""
     state ^= state >> np.uint64(30)
     state *= _MIX_1

@@ -6,6 +6,7 @@
 
 The sampled token is 10000 + (37 · index of the request + n) mod 5000, n counting what was sampled for the request. What
 is sampled and then dropped counts, so that a position of the reply has no token of its own here, unlike in the engine.
+With speculative decoding n is that position.
 """
 
 import argparse
@@ -16,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mockengine.engine.kv_cache import KVCache
-from mockengine.engine.scheduler import PauseState, Scheduler, SchedulerConfig
+from mockengine.engine.drafts import Acceptance, DraftCounts, Drafts, SpeculationConfig
+from mockengine.engine.scheduler import PauseState, SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.speculative import make_scheduler
 from mockengine.engine.steps import Pipeline, Progress, Step, StepResult
 from mockengine.wire.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVCacheEvent
 from mockengine.wire.outputs import EventType, FinishReason
@@ -53,6 +55,14 @@ class _Reply:
         self.under_way.append([self._token(self._num_sampled + ahead) for ahead in range(count)])
         self._num_sampled += count
 
+    def arrive(self) -> None:
+        """Take in the tokens of the oldest step under way."""
+        self.all_tokens += self.under_way.pop(0)
+
+    def settle(self, num_tokens: int) -> None:
+        """Take back what the scheduler has dropped: it has so many tokens, prompt included."""
+        del self.all_tokens[num_tokens:]
+
     def stop_reason(self, token: int) -> int | None:
         """Return the token if it ends the reply."""
         return token if token in self._stops else None
@@ -66,32 +76,71 @@ class _Reply:
         return min(outputs + stop, self._max_tokens)
 
 
+class _DraftedReply(_Reply):
+    """A reply that comes in outputs of one token and the accepted drafts; all its tokens are known by position."""
+
+    def __init__(self, index: int, prompt: Sequence[int], stops: Sequence[int], max_tokens: int) -> None:
+        super().__init__(index, prompt, stops, max_tokens)
+        self._reply = [self._token(n) for n in range(max_tokens)]
+        self.all_tokens += self._reply
+
+    def sample(self, count: int) -> None:
+        """Do nothing: what is sampled is known."""
+
+    def arrive(self) -> None:
+        """Do nothing likewise."""
+
+    def settle(self, num_tokens: int) -> None:
+        """Do nothing likewise."""
+
+    def stops_after(self) -> int:
+        """Return the number of outputs with which it ends."""
+        stops = (place for place, token in enumerate(self._reply, 1) if token in self._stops)
+        return next(stops, self._max_tokens)
+
+
+class _RecordedAcceptance(Acceptance):
+    """Accepts as many drafts as when the scenarios were recorded; the key is the index of the request."""
+
+    def draw(self, key: int, start: int, count: int) -> bytes:
+        """Return the number of accepted drafts for outputs from a position on."""
+        most = self.num_spec_tokens
+        mixed = (31 * key + 17 * n + n * n // 3 for n in range(start, start + count))
+        return bytes(number % (2 * most + 3) % (most + 1) for number in mixed)
+
+
 class Replay:
     """One scenario on one scheduler."""
 
     def __init__(self, config: Mapping[str, Json]) -> None:
         self._max_model_len: int = config["model_len"]
         self._has_events: bool = config.get("kv_events", False)
-        self._cache = KVCache(
+        self._speculation: SpeculationConfig | None = None
+        if "spec" in config:
+            self._speculation = SpeculationConfig(acceptance_rates=(0.0,) * config["spec"], metrics="detailed")
+            self._acceptance = _RecordedAcceptance(self._speculation.acceptance_rates)
+            self._counts = DraftCounts(config["spec"])
+        limits = SchedulerConfig(
+            max_num_seqs=config["seqs"],
+            max_num_batched_tokens=config["batched"],
+            max_model_len=self._max_model_len,
+            policy=config["policy"],
+            long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
+            enable_chunked_prefill=config.get("chunked", True),
+            max_loras=config.get("max_loras"),
+            num_spec_tokens=config.get("spec", 0),
+        )
+        self._scheduler = make_scheduler(
+            limits,
             config["blocks"],
             config["block_size"],
             enable_prefix_caching=config["prefix"],
             enable_kv_cache_events=self._has_events,
         )
-        self._scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=config["seqs"],
-                max_num_batched_tokens=config["batched"],
-                max_model_len=self._max_model_len,
-                policy=config["policy"],
-                long_prefill_token_threshold=config.get("long_prefill_token_threshold", 0),
-                enable_chunked_prefill=config.get("chunked", True),
-                max_loras=config.get("max_loras"),
-            ),
-            self._cache,
-        )
+        self._cache = self._scheduler.cache
         self._pipeline = Pipeline(self._scheduler, 2 if config["async_sched"] else 1)
         self._replies: dict[TokenSequence, _Reply] = {}
+        self._drafts: dict[str, Drafts] = {}
         self._num_blocks: dict[TokenSequence, int] = {}
         self._notes: list[Json] = []
         self._names: dict[BlockHash, int] = {}
@@ -129,7 +178,8 @@ class Replay:
     def _add(self, request: Mapping[str, Json]) -> None:
         prompt, index = request["prompt"], len(self._replies)
         max_tokens = max(1, min(request["max_tokens"], self._max_model_len - len(prompt)))
-        reply = _Reply(index, prompt, request.get("stop", ()), max_tokens)
+        kind = _Reply if self._speculation is None else _DraftedReply
+        reply = kind(index, prompt, request.get("stop", ()), max_tokens)
         lora = request.get("lora")
         sequence = TokenSequence(
             request_id=request["id"],
@@ -147,6 +197,9 @@ class Replay:
             ),
             skip_reading_prefix_cache=request.get("skip", False),
         )
+        if self._speculation is not None:
+            drafts = Drafts(self._speculation, self._acceptance, self._counts, index)
+            sequence.verifier = self._drafts[sequence.request_id] = drafts
         self._replies[sequence] = reply
         self._scheduler.add(sequence)
 
@@ -178,7 +231,33 @@ class Replay:
             row["kv"] = [self._event(event) for event in events]
         if self._notes:
             row["notes"] = self._notes
+        if self._speculation is not None:
+            row |= self._of_drafts(step, result)
         return row
+
+    def _of_drafts(self, step: Step | None, result: StepResult | None) -> dict[str, Json]:
+        """Return what a row says of drafts: those of the step, and what the result counts of others."""
+        columns = zip(step.sequences, step.num_sampled, strict=True) if step is not None else ()
+        stats = self._counts.take() if result is not None else None
+        ended = [
+            progress.sequence.request_id for progress in result or () if progress.news and progress.news.is_finished
+        ]
+        metrics = {request_id: self._drafts[request_id].metrics() for request_id in ended}
+        return {
+            "drafts": {sequence.request_id: sampled - 1 for sequence, sampled in columns if sampled > 1},
+            "spec": stats
+            and [
+                *(stats.num_drafts, stats.num_draft_tokens, stats.num_accepted_tokens),
+                *(list(stats.num_accepted_tokens_per_pos), list(stats.num_draft_tokens_per_pos)),
+            ],
+            "metrics": {
+                request_id: [
+                    *(list(of.histogram), of.num_draft_tokens, list(of.per_step_accepted), list(of.per_step_drafted))
+                ]
+                for request_id, of in metrics.items()
+                if of is not None
+            },
+        }
 
     def _scheduled(self, step: Step) -> list[Json]:
         rows = []
@@ -218,13 +297,12 @@ class Replay:
         step = self._pipeline.oldest
         assert step is not None, "a result is due of a step under way"  # noqa: S101 - said by the pipeline
         for sequence in step.sequences:
-            reply = self._replies[sequence]
             # The scheduler may ask for them at once; what it then drops is taken back.
-            reply.all_tokens += reply.under_way.pop(0)
+            self._replies[sequence].arrive()
         result = self._pipeline.finish()
         for sequence in step.sequences:
             reply = self._replies[sequence]
-            del reply.all_tokens[sequence.num_tokens :]
+            reply.settle(sequence.num_tokens)
             sequence.stops_after = reply.stops_after()
         return result
 

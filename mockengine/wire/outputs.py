@@ -65,6 +65,34 @@ class RequestError:
 
 
 @keyword_record
+class SpecDecodeMetrics:
+    """The drafts of one reply, known from 0.29 on.
+
+    Attributes:
+        num_spec_tokens: most drafts of an output.
+        histogram: outputs that had drafts, by how many of these were accepted, from 0 to `num_spec_tokens`.
+        num_draft_tokens: all drafts.
+        per_step_accepted: accepted drafts of each of these outputs in order; may be left out.
+        per_step_drafted: their drafts, likewise.
+
+    """
+
+    num_spec_tokens: int
+    histogram: tuple[int, ...]
+    num_draft_tokens: int
+    per_step_accepted: tuple[int, ...] = ()
+    per_step_drafted: tuple[int, ...] = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the map; raises ValueError on a negative count."""
+        values = asdict(self)
+        for name, value in values.items():
+            if min((value,) if isinstance(value, int) else value, default=0) < 0:
+                raise ValueError(f"{name}: a count is negative, which every frontend dies of")
+        return values
+
+
+@keyword_record
 class EngineCoreOutput:
     """What one step has to say of one request.
 
@@ -78,6 +106,7 @@ class EngineCoreOutput:
         events: with the first output QUEUED and SCHEDULED.
         prefill_stats: with the first output of a request only.
         trace_headers: those of the request.
+        spec_decode_metrics: in the last output; left out where the frontend's line does not know it.
         error: with ERROR; left out where the frontend's line does not know it.
 
     """
@@ -93,6 +122,7 @@ class EngineCoreOutput:
     kv_transfer_params: Mapping[str, object] | None = None
     trace_headers: Mapping[str, str] | None = None
     prefill_stats: PrefillStats | None = None
+    spec_decode_metrics: SpecDecodeMetrics | None = None
     error: RequestError | None = None
 
 
@@ -223,6 +253,8 @@ def _said(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
         yield "num_external_computed_tokens", prefill.num_external_cached_tokens
     if output.trace_headers is not None:
         yield "trace_headers", dict(output.trace_headers)
+    if output.spec_decode_metrics is not None:
+        yield "spec_decode_metrics", output.spec_decode_metrics.to_wire()
     yield from _said_seldom(output)
 
 
@@ -362,6 +394,16 @@ def _read_error(value: Any) -> RequestError:
     )
 
 
+def _read_spec_decode_metrics(value: Any) -> SpecDecodeMetrics:
+    metrics = mapping(value, "spec_decode_metrics")
+    lists = ("histogram", "per_step_accepted", "per_step_drafted")
+    return SpecDecodeMetrics(
+        num_spec_tokens=integer(metrics.get("num_spec_tokens"), "spec_decode_metrics.num_spec_tokens"),
+        num_draft_tokens=integer(metrics.get("num_draft_tokens"), "spec_decode_metrics.num_draft_tokens"),
+        **{name: integers(metrics.get(name), f"spec_decode_metrics.{name}") for name in lists},
+    )
+
+
 def _read_stop_reason(value: Any) -> int | str:
     return value if isinstance(value, str) else integer(value, "stop_reason")
 
@@ -377,5 +419,6 @@ _OUTPUT_READERS: Final[Mapping[str, Callable[[Any, Sequence[bytes]], Any]]] = {
     "kv_transfer_params": lambda value, _aux: mapping(value, "kv_transfer_params"),
     "trace_headers": lambda value, _aux: mapping(value, "trace_headers"),
     "prefill_stats": lambda value, _aux: read_prefill_stats(value),
+    "spec_decode_metrics": lambda value, _aux: _read_spec_decode_metrics(value),
     "error": lambda value, _aux: _read_error(value),
 }

@@ -8,8 +8,8 @@ from dataclasses import field, fields
 from typing import Any
 
 from mockengine.wire.codec import WireError
-from mockengine.wire.record import record
-from mockengine.wire.values import boolean, integer, mapping, number
+from mockengine.wire.record import keyword_record, record
+from mockengine.wire.values import boolean, integer, integers, mapping, number
 
 
 @record
@@ -48,6 +48,35 @@ class PrefixCacheStats:
         return _not_negative(_shallow(self)) | {"hits_by_source": {}}
 
 
+@keyword_record
+class SpecDecodingStats:
+    """Drafts of speculative decoding since the previous statistics, not totals.
+
+    Attributes:
+        num_spec_tokens: most drafts of an output, and the length of both tuples.
+        num_drafts: outputs that had drafts.
+        num_draft_tokens: their drafts.
+        num_accepted_tokens: those of them that were accepted.
+        num_accepted_tokens_per_pos: the accepted ones by their place among the drafts of an output.
+        num_draft_tokens_per_pos: all of them, likewise.
+
+    """
+
+    num_spec_tokens: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_pos: tuple[int, ...]
+    num_draft_tokens_per_pos: tuple[int, ...]
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the map; raises ValueError on a negative count."""
+        for name in ("num_accepted_tokens_per_pos", "num_draft_tokens_per_pos"):
+            if min(getattr(self, name), default=0) < 0:
+                raise ValueError(f"{name}: a count is negative, which every frontend dies of")
+        return _not_negative(_shallow(self))
+
+
 @record
 class SchedulerStats:
     """One rank's load at the end of a step.
@@ -55,6 +84,7 @@ class SchedulerStats:
     Attributes:
         kv_cache_usage: 0 to 1.
         step_counter, current_wave: for the coordinator only; 0 towards clients.
+        spec_decoding_stats: None where nothing was drafted.
 
     """
 
@@ -65,6 +95,7 @@ class SchedulerStats:
     current_wave: int = 0
     kv_cache_usage: float = 0.0
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
+    spec_decoding_stats: SpecDecodingStats | None = None
 
     def to_wire(self, *, with_encoder_cache_usage: bool = False) -> dict[str, Any]:
         """Return the full map of 0.33, which every line accepts; 0.19 wants one key more.
@@ -85,7 +116,7 @@ class SchedulerStats:
             "prefix_cache_stats": self.prefix_cache_stats.to_wire(),
             "connector_prefix_cache_stats": None,
             "kv_cache_eviction_events": [],
-            "spec_decoding_stats": None,
+            "spec_decoding_stats": self.spec_decoding_stats and self.spec_decoding_stats.to_wire(),
             "kv_connector_stats": None,
             "ec_connector_stats": None,
             "waiting_lora_adapters": {},
@@ -122,7 +153,20 @@ def read_scheduler_stats(value: Any) -> SchedulerStats:
         current_wave=integer(stats.get("current_wave"), "current_wave"),
         kv_cache_usage=number(stats.get("kv_cache_usage"), "kv_cache_usage"),
         prefix_cache_stats=PrefixCacheStats(reset=boolean(prefix.get("reset"), "prefix_cache_stats.reset"), **counts),
+        spec_decoding_stats=_read_spec_decoding_stats(stats.get("spec_decoding_stats")),
     )
+
+
+def _read_spec_decoding_stats(value: Any) -> SpecDecodingStats | None:
+    if value is None:
+        return None
+    stats = mapping(value, "spec_decoding_stats")
+    per_pos = ("num_accepted_tokens_per_pos", "num_draft_tokens_per_pos")
+    counts: dict[str, Any] = {
+        name: (integers if name in per_pos else integer)(stats.get(name), f"spec_decoding_stats.{name}")
+        for name in (item.name for item in fields(SpecDecodingStats))
+    }
+    return SpecDecodingStats(**counts)
 
 
 def read_prefill_stats(value: Any) -> PrefillStats:
@@ -136,7 +180,7 @@ def read_prefill_stats(value: Any) -> PrefillStats:
     return PrefillStats(**{item.name: integer(stats.get(item.name), item.name) for item in fields(PrefillStats)})
 
 
-def _shallow(stats: PrefillStats | PrefixCacheStats) -> dict[str, Any]:
+def _shallow(stats: PrefillStats | PrefixCacheStats | SpecDecodingStats) -> dict[str, Any]:
     """Return the fields by name; dataclasses.asdict copies each value, at ten times the cost, once per request."""
     return {name: getattr(stats, name) for name in stats.__dataclass_fields__}
 

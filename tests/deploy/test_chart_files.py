@@ -28,6 +28,10 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
     "kv_events_endpoint": _ENDPOINTS,
     "kv_events_replay_endpoint": _ENDPOINTS,
     "kv_events_topic": (["kv-events", "a b", "é"], ["x" * 1_025]),
+    "acceptance_rate": (
+        [0.5, 1, "0.5", "0.8,0.6,0.4", "[0.8, 0.6]", "1, 0"],
+        ["", "x", 1.5, "1.5", "-0.5", "0.5,", "0.8;0.6", True],
+    ),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
     "vllm_version": (["auto", "0.19", "0.33", "0.33.0"], ["", "0.18", "1.0", "0.33.0.1", "v0.33.0"]),

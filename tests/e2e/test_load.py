@@ -26,7 +26,7 @@ def rust_fleet() -> Iterator[Fleet]:
 
 
 @pytest.mark.rust_frontend
-@pytest.mark.parametrize("check", load_checks.ALL, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*load_checks.ALL, *load_checks.RUST], ids=lambda check: check.__name__)
 def test_load(rust_fleet: Fleet, check: Callable[[Fleet], None]) -> None:
     check(rust_fleet)
 

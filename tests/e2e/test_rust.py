@@ -44,6 +44,29 @@ def test_release_that_requests_do_not_tell_counts_exactly_once_it_is_named(versi
         checks.metrics_count_exactly(stack)
 
 
+@pytest.mark.parametrize("version", ["0.33.0", "0.30.0", "0.27.1", "0.24.0"])
+def test_every_release_counts_drafts(version: str) -> None:
+    flags = ("--spec-tokens=3", "--acceptance-rate=1,1,0", "--per-request-spec-decode-metrics=detailed")
+    with RustFrontend(rust_frontend(version), MODEL) as frontend, serving(frontend, *flags) as stack:
+        checks.drafts_are_counted(stack)
+        checks.streamed_chat(stack)
+        checks.many_streams_at_once(stack)
+        checks.health_and_models(stack)
+
+
+def test_drafts_of_a_request_are_in_its_response() -> None:
+    with (
+        RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, extra_args=["--enable-scale-out"]) as frontend,
+        serving(frontend, "--spec-tokens=3", "--acceptance-rate=1,1,0") as stack,
+    ):
+        asked = {"model": MODEL_NAME, "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 31}}
+        response = httpx.post(f"{stack.url}/inference/v1/generate", json=asked, timeout=20)
+        assert response.status_code == 200, response.text
+        told = response.json()["metrics"]["speculative_decoding"]
+        assert told["acceptance_histogram"] == [0, 0, 10, 0]
+        assert (told["num_draft_tokens"], told["mean_acceptance_length"]) == (30, 3)
+
+
 def test_four_ranks_share_the_work() -> None:
     with (
         RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, data_parallel_size=4) as frontend,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler does, step by step, what vLLM's own did: 120 recorded workloads (docs/fidelity.md)."""
+"""The scheduler does, step by step, what vLLM's own did: 200 recorded workloads (docs/fidelity.md)."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,9 @@ import pytest
 
 from mockengine.testing.scheduler_replay import main, read, replay
 
-TRACES = Path(__file__).parent.parent / "fixtures" / "scheduler_traces.json.gz"
-SCENARIOS = read(TRACES)
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+SCENARIOS = read(FIXTURES / "scheduler_traces.json.gz")
+SPECULATIVE = read(FIXTURES / "speculative_traces.json.gz")
 
 
 def test_all_of_vllm_is_there_that_was_recorded() -> None:
@@ -20,7 +21,19 @@ def test_all_of_vllm_is_there_that_was_recorded() -> None:
     assert sum(bool(row["preempted"]) for row in rows) > 50
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: str(scenario["name"]))
+def test_drafts_were_recorded_with_all_that_can_become_of_them() -> None:
+    rows = [(scenario["config"], row) for scenario in SPECULATIVE for row in scenario["trace"]]
+    assert (len(SPECULATIVE), len(rows)) == (80, 4_819)
+    assert {config["spec"] for config, _ in rows} == {1, 2, 3, 5, 7}
+    preempting = [config["async_sched"] for config, row in rows if row["preempted"]]
+    assert min(preempting.count(True), preempting.count(False)) > 50
+    padded = [kind for _, row in rows for name, kind, *_ in row["sched"] if kind != "run" and name in row["drafts"]]
+    assert padded.count("new") > 20
+    assert padded.count("resumed") > 3
+    assert any(drafts < config["spec"] for config, row in rows for drafts in row["drafts"].values())
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *SPECULATIVE], ids=lambda scenario: str(scenario["name"]))
 def test_every_step_is_that_of_vllm(scenario: dict[str, Any]) -> None:
     trace = replay(scenario)
     for step, (ours, recorded) in enumerate(zip(trace, scenario["trace"], strict=False)):

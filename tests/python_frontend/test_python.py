@@ -105,6 +105,19 @@ def test_stop_string_ends_the_reply_and_frees_the_request(one_rank: Stack) -> No
     one_rank.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
 
 
+def test_drafts_of_a_request_are_in_its_response(python: Path) -> None:
+    flags = ("--spec-tokens=3", "--acceptance-rate=1,1,0", "--per-request-spec-decode-metrics=detailed")
+    with PythonFrontend(python, MODEL) as frontend, serving(frontend, *flags) as stack:
+        asked = {"model": MODEL_NAME, "prompt": checks.PROMPT, "max_tokens": 31}
+        response = httpx.post(f"{stack.url}/v1/completions", json=asked, timeout=20)
+        assert response.status_code == 200, response.text
+        told = response.json()["metrics"]["speculative_decoding"]
+        assert (told["acceptance_histogram"], told["num_draft_tokens"]) == ([0, 0, 10, 0], 30)
+        assert (told["per_step_accepted"], told["per_step_drafted"]) == ([2] * 10, [3] * 10)
+        checks.streamed_chat(stack)
+        checks.health_and_models(stack)
+
+
 def test_four_ranks_and_two_api_servers_share_the_work(four_ranks: Stack) -> None:
     ready = four_ranks.engine.wait_for("engine ready")
     assert (ready["clients"], ready["coordinator"], ready["engines"]) == (2, True, [0, 1, 2, 3])

@@ -68,6 +68,18 @@ def streamed_chat(stack: Stack) -> None:
     assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
 
 
+def drafts_are_counted(stack: Stack) -> None:
+    """Check a stack whose engine accepts two of three drafts, always."""
+    names = [f"vllm:spec_decode_num_{what}_total" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+    text = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=31).choices[0].text
+    assert len(text.split()) > 10
+    # One token with the prompt, three with each output after it.
+    wait_until(lambda: [stack.metric(name) for name in names], [10, 30, 20].__eq__, "drafts")
+    per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [stack.metric(per_pos, position=place) for place in "012"] == [10, 10, 0]
+    assert stack.metric("vllm:generation_tokens_total") == 31
+
+
 def same_prompt_gives_the_same_text(stack: Stack) -> None:
     texts = {
         stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=20).choices[0].text

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Self
 
 import httpx
@@ -161,6 +162,17 @@ class Rank:
                     moments.append(now)
                 tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
         return Timed(sent_s, moments[0], moments[-1], tokens)
+
+    def outputs(self, prompt: Sequence[int], max_tokens: int) -> list[int]:
+        """Have one reply, output by output; return the number of tokens in each."""
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        body = _body(prompt, max_tokens) | {"stream": True, "stream_options": options}
+        with httpx.stream("POST", self._url, json=body, headers=self._headers, timeout=_PATIENCE_S) as response:
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: {")]
+        said = [0, *(json.loads(line)["usage"]["completion_tokens"] for line in lines)]
+        assert said[-1] == max_tokens
+        # Some chunks say something else than tokens.
+        return [later - earlier for earlier, later in pairwise(said) if later > earlier]
 
     @property
     def _url(self) -> str:

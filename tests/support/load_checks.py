@@ -7,7 +7,10 @@ What clients measure is held against what the frontend says, not against the clo
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from mockengine.engine.drafts import Acceptance
+from mockengine.replies.key import SeedScope, reply_key
 from tests.support.load import BLOCK_TOKENS, Histogram, Metrics, Rank, Timed, http_client
+from tests.support.rig import request
 
 STEP_S = 0.1
 SLOTS = 5
@@ -17,6 +20,7 @@ _PACED_PROMPT = 10
 _PRESSED_STEP_MS = 5
 _PRESSED_SLOTS = 8
 CHUNKS = (1, 4, 8)
+_RATES = (0.8, 0.6, 0.3)
 
 ENGINES: Mapping[str, Sequence[str]] = {
     "slots": (f"--max-num-seqs={SLOTS}", "--timing=step", f"--step-base-ms={STEP_S}s"),
@@ -27,6 +31,10 @@ ENGINES: Mapping[str, Sequence[str]] = {
         f"--step-ms-per-prefill-token={(PACED_TTFT_S - PACED_ITL_S) / _PACED_PROMPT}s",
     ),
     **{f"chunks of {size}": (f"--output-token-chunk-size={size}",) for size in CHUNKS},
+    "drafts": (
+        *(f"--spec-tokens={len(_RATES)}", f"--acceptance-rate={','.join(map(str, _RATES))}"),
+        *("--timing=step", "--step-base-ms=4"),
+    ),
 }
 """The engines that the checks need, by the flags that tell them apart."""
 
@@ -34,6 +42,12 @@ _TTFT = "vllm:time_to_first_token_seconds"
 _QUEUE = "vllm:request_queue_time_seconds"
 _PREFILL = "vllm:request_prefill_time_seconds"
 _ITERATION = "vllm:iteration_tokens_total"
+_ITL = "vllm:inter_token_latency_seconds"
+_DRAFTED = (
+    "vllm:spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_total",
+)
 _COUNTED = (
     "vllm:prompt_tokens_total",
     "vllm:prompt_tokens_cached_total",
@@ -222,6 +236,66 @@ def tokens_of_iterations_add_up(fleet: Fleet) -> None:
         assert said.count == 2 * len(lengths) * -(-reply_tokens // size)
 
 
+# Drafts.
+
+
+def outputs_have_the_accepted_drafts(fleet: Fleet) -> None:
+    rank, length = fleet["drafts"], 101
+    prompts = _drafted_prompts()
+    before = rank.metrics()
+    for prompt in prompts:
+        rank.complete(prompt, length)
+    after = _ended(rank, before, len(prompts))
+    planned = [_planned(prompt, length) for prompt in prompts]
+    outputs = sum(len(accepted) + 1 for accepted in planned)
+    said = after.histogram(_ITERATION).since(before.histogram(_ITERATION))
+    assert (said.count, said.total) == (outputs, sum(map(len, prompts)) + len(prompts) * length)
+    assert _counted(before, after)["vllm:generation_tokens_total"] == len(prompts) * length
+    between = after.histogram(_ITL).since(before.histogram(_ITL))
+    assert between.count == outputs - len(prompts)
+
+
+def drafts_are_counted_exactly(fleet: Fleet) -> None:
+    rank, length = fleet["drafts"], 150
+    prompts = [[number + 50 for number in prompt] for prompt in _drafted_prompts()]
+    before = rank.metrics()
+    seen = [rank.outputs(prompt, length) for prompt in prompts]
+    after = _ended(rank, before, len(prompts))
+    planned = [_planned(prompt, length) for prompt in prompts]
+    for outputs, accepted in zip(seen, planned, strict=True):
+        *others, last = (1 + count for count in accepted)
+        assert outputs == [1, *others, length - 1 - sum(others)]
+        assert outputs[-1] <= last
+    every = [count for accepted in planned for count in accepted]
+    assert {name: after.value(name) - before.value(name) for name in _DRAFTED} == {
+        "vllm:spec_decode_num_drafts_total": sum(len(outputs) - 1 for outputs in seen),
+        "vllm:spec_decode_num_draft_tokens_total": len(_RATES) * len(every),
+        "vllm:spec_decode_num_accepted_tokens_total": sum(every),
+    }
+    per_pos = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    for place in range(len(_RATES)):
+        accepted_there = after.value(per_pos, position=str(place)) - before.value(per_pos, position=str(place))
+        assert accepted_there == sum(count > place for count in every)
+    # A client that knows no plan sees as much, but for what the last outputs lack.
+    tokens, outputs_seen = sum(map(sum, seen)), sum(map(len, seen))
+    assert 0 <= sum(every) - (tokens - outputs_seen) <= len(_RATES) * len(prompts)
+
+
+def _drafted_prompts() -> list[list[int]]:
+    """Return prompts of which nothing is cached, and which leave more than one token to compute."""
+    return [[600 + number] * 20 for number in range(6)]
+
+
+def _planned(prompt: Sequence[int], length: int) -> list[int]:
+    """Return how many drafts are accepted in each output of a reply of so many tokens but the first one."""
+    drawn = Acceptance(_RATES).draw(reply_key(request(prompt=prompt), 0, SeedScope.PROMPT), 0, length)
+    accepted, position = [], 1
+    while position < length:
+        accepted.append(drawn[position])
+        position += 1 + drawn[position]
+    return accepted
+
+
 # Pace.
 
 
@@ -282,5 +356,8 @@ ALL: list[Callable[[Fleet], None]] = [
     aborted_requests_leave_nothing_behind,
     a_repeated_prefix_hits_its_whole_blocks,
     tokens_of_iterations_add_up,
+    outputs_have_the_accepted_drafts,
     one_reply_keeps_its_pace,
 ]
+# A Python frontend has series about drafts only where it was given a speculative configuration itself.
+RUST: list[Callable[[Fleet], None]] = [drafts_are_counted_exactly]

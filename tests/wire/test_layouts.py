@@ -19,6 +19,7 @@ from mockengine.wire.outputs import (
     EventType,
     FinishReason,
     RequestError,
+    SpecDecodeMetrics,
     StartWave,
     StepOutputs,
     UtilityReply,
@@ -28,7 +29,7 @@ from mockengine.wire.outputs import (
 )
 from mockengine.wire.requests import EngineCoreRequest, LoraRequest, request_items
 from mockengine.wire.sampling import PoolingParams, SamplingParams
-from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from mockengine.wire.tensors import Tensor
 from tests.wire.forms import SEARCH, plain, token_ids
 
@@ -277,16 +278,17 @@ OUTPUT_HEAD: Final = [
     "events",
     "kv_transfer_params",
 ]
+OUTPUT_DRAFTS: Final = (None, 0, None, None, "spec_decode_metrics")
 OUTPUT_SAID: Final[dict[str, list[Any]]] = {
     "0.19": [*OUTPUT_HEAD, "trace_headers", "num_cached_tokens", "num_external_computed_tokens"],
     "0.20": [*OUTPUT_HEAD, "trace_headers", "prefill_stats"],
     "0.21": [*OUTPUT_HEAD, "trace_headers", "prefill_stats"],
     "0.26": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
     "0.28": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
-    "0.29": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
-    "0.31": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
-    "0.32": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
-    "0.33": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", None, 0, None, None, None, None, "error"],
+    "0.29": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS],
+    "0.31": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS, None, "error"],
+    "0.32": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS, None, "error"],
+    "0.33": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS, None, "error"],
 }
 """What an output with something in every field of ours says: field by position, or the default in between."""
 
@@ -320,6 +322,9 @@ EVERYTHING: Final = EngineCoreOutput(
     kv_transfer_params={"remote": [1]},
     trace_headers={"traceparent": "00"},
     prefill_stats=PrefillStats(10, 6, 4, 3, 1, 5),
+    spec_decode_metrics=SpecDecodeMetrics(
+        num_spec_tokens=2, histogram=(0, 1, 1), num_draft_tokens=3, per_step_accepted=(2, 1), per_step_drafted=(2, 1)
+    ),
     error=RequestError("engine_paused", "m", retryable=True),
 )
 EVERYTHING_SAID: Final[dict[Any, Any]] = {
@@ -350,6 +355,13 @@ EVERYTHING_SAID: Final[dict[Any, Any]] = {
         "num_external_cached_tokens": 1,
         "num_cache_creation_tokens": 5,
     },
+    "spec_decode_metrics": {
+        "num_spec_tokens": 2,
+        "histogram": [0, 1, 1],
+        "num_draft_tokens": 3,
+        "per_step_accepted": [2, 1],
+        "per_step_drafted": [2, 1],
+    },
     "error": {"code": "engine_paused", "message": "m", "retryable": True},
 }
 
@@ -361,11 +373,13 @@ def step(*outputs: EngineCoreOutput, **fields: Any) -> StepOutputs:
 def as_known_to(line: Line, whole: StepOutputs) -> StepOutputs:
     """Return what a frontend of `line` can know of a step."""
     has_error, has_prefill = "error" in line.output_fields, "prefill_stats" in line.output_fields
+    has_drafts = "spec_decode_metrics" in line.output_fields
     outputs = tuple(
         replace(
             output,
             error=output.error if has_error else None,
             prefill_stats=output.prefill_stats if has_prefill else None,
+            spec_decode_metrics=output.spec_decode_metrics if has_drafts else None,
         )
         for output in whole.outputs
     )
@@ -492,6 +506,7 @@ def test_output_longer_than_its_line_is_refused_as_a_rust_frontend_does(line: Li
 unsigned = st.integers(0, 2**32 - 1)
 seconds = st.floats(0, 1e9)
 names = st.text(max_size=8)
+counts = st.lists(unsigned, max_size=4).map(tuple)
 token_lists = st.lists(unsigned, max_size=5).map(tuple)
 
 
@@ -522,6 +537,17 @@ def engine_core_outputs(draw: st.DrawFn) -> EngineCoreOutput:
         kv_transfer_params=draw(st.none() | st.dictionaries(names, unsigned, max_size=2)),
         trace_headers=draw(st.none() | st.dictionaries(names, names, max_size=2)),
         prefill_stats=draw(st.none() | st.builds(PrefillStats, *[unsigned] * 6)),
+        spec_decode_metrics=draw(
+            st.none()
+            | st.builds(
+                SpecDecodeMetrics,
+                num_spec_tokens=unsigned,
+                histogram=counts,
+                num_draft_tokens=unsigned,
+                per_step_accepted=counts,
+                per_step_drafted=counts,
+            )
+        ),
         error=draw(st.none() | st.builds(RequestError, names, names, st.booleans())),
     )
 
@@ -537,6 +563,16 @@ steps = st.builds(
         *[unsigned] * 5,
         st.floats(0, 1),
         st.builds(PrefixCacheStats, st.booleans(), *[unsigned] * 6),
+        st.none()
+        | st.builds(
+            SpecDecodingStats,
+            num_spec_tokens=unsigned,
+            num_drafts=unsigned,
+            num_draft_tokens=unsigned,
+            num_accepted_tokens=unsigned,
+            num_accepted_tokens_per_pos=counts,
+            num_draft_tokens_per_pos=counts,
+        ),
     ),
     finished_requests=st.lists(names, max_size=3).map(tuple),
     weight_version=st.none() | names,

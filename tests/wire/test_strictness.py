@@ -18,6 +18,7 @@ from mockengine.wire.outputs import (
     Envelope,
     EventType,
     FinishReason,
+    SpecDecodeMetrics,
     StartWave,
     StepOutputs,
     UtilityReply,
@@ -25,7 +26,7 @@ from mockengine.wire.outputs import (
     read_envelope,
     write_envelope,
 )
-from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats
+from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from mockengine.wire.tensors import Tensor
 from mockengine.wire.utility import failure_message, unknown_method
 from tests.wire.forms import golden, plain
@@ -43,6 +44,17 @@ def scores(ids: Tensor, logprobs: Tensor, ranks: Tensor) -> EngineCoreOutput:
 
 def cells(dtype: str, *shape: int) -> Tensor:
     return Tensor(dtype, shape, bytes(4 * int(np.prod(shape))))
+
+
+def drafts(**counts: Any) -> SpecDecodingStats:
+    names = ("num_spec_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    per_pos = {"num_accepted_tokens_per_pos": (1, 0), "num_draft_tokens_per_pos": (1, 1)}
+    return SpecDecodingStats(**(dict.fromkeys(names, 1) | per_pos | counts))
+
+
+def metrics(**counts: Any) -> SpecDecodeMetrics:
+    values: dict[str, Any] = {"num_spec_tokens": 1, "histogram": (0, 1), "num_draft_tokens": 1}
+    return SpecDecodeMetrics(**(values | counts))
 
 
 IDS, SCORES, RANKS = cells("<i4", 1, 3), cells("<f4", 1, 3), cells("<i4", 1)
@@ -66,6 +78,13 @@ TENSOR_IDS, TENSOR_SCORES, TENSOR_RANKS = cells("int32", 1, 3), cells("float32",
         (step(scheduler_stats=SchedulerStats(num_skipped_waiting_reqs=-1)), "num_skipped_waiting_reqs: -1"),
         (step(scheduler_stats=SchedulerStats(kv_cache_usage=-0.5)), "kv_cache_usage: -0.5"),
         (step(scheduler_stats=SchedulerStats(prefix_cache_stats=PrefixCacheStats(hits=-1))), "hits: -1"),
+        (step(scheduler_stats=SchedulerStats(spec_decoding_stats=drafts(num_drafts=-1))), "num_drafts: -1"),
+        (
+            step(scheduler_stats=SchedulerStats(spec_decoding_stats=drafts(num_draft_tokens_per_pos=(1, -1)))),
+            "num_draft_tokens_per_pos: a count is negative",
+        ),
+        (step(replace(ONE_TOKEN, spec_decode_metrics=metrics(num_draft_tokens=-1))), "num_draft_tokens: a count"),
+        (step(replace(ONE_TOKEN, spec_decode_metrics=metrics(histogram=(-1, 1)))), "histogram: a count is negative"),
         (step(replace(ONE_TOKEN, prefill_stats=PrefillStats(4, -1, 5))), "num_computed_tokens: -1"),
         (step(replace(ONE_TOKEN, pooling_output=SCORES)), "pooling_output: an array"),
         (step(replace(ONE_TOKEN, pooling_output=Tensor("float32", (2,), b"1234"))), "tensor: 4 bytes"),
@@ -289,5 +308,5 @@ def test_notice_of_the_engine_itself_is_read_with_its_negative_id() -> None:
 
 
 def test_unknown_fields_of_a_line_are_passed_over() -> None:
-    output = ["r", [5], *[None] * 11, 0, ["hash"], None, {"num_spec_tokens": 1}, None, None]
+    output = ["r", [5], *[None] * 11, 0, ["hash"], None, None, {"a": 1}, None]
     assert read_envelope([msgpack.packb([0, [output], None, 1.0])]) == step(ONE_TOKEN)
