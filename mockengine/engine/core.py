@@ -141,10 +141,10 @@ class EngineCore:
 
         """
         due = self._runner.due(now, blocked)
-        if due is not None:
+        if due is not None and (self.num_requests or self._runner.is_computing):
             return due
         has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
-        return now if has_news else None
+        return now if has_news else due
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset(), most_steps: int = 1) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
@@ -318,10 +318,10 @@ def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_
     most = config.batching.max_num_seqs if config.batching is not None else 1
     timing = make_timing(config.timing, max_num_seqs=most, seed=config.seed, rank=rank)
     if isinstance(timing, RequestTiming):
-        return MomentRunner(config, config.batching, source, timing, kv_event_sink)
+        return MomentRunner(rank, config, config.batching, source, timing, kv_event_sink)
     if config.batching is None:
         return FreeRunner(config, source)
-    return BatchRunner(config, config.batching, source, timing, kv_event_sink)
+    return BatchRunner(rank, config, config.batching, source, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

@@ -4,6 +4,8 @@
 It knows what it says next. It does not know when, nor beside whom.
 """
 
+from collections.abc import Mapping
+
 from mockengine.engine.observer import Served
 from mockengine.replies import TokenSource
 from mockengine.replies.length import Ending
@@ -39,6 +41,7 @@ class Request:
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None
+        self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
 
     @property
@@ -53,14 +56,21 @@ class Request:
             return None
         return self._ending.finish_reason
 
-    def tell(self, events: tuple[EngineCoreEvent, ...], prefill_stats: PrefillStats | None = None) -> None:
+    def tell(
+        self,
+        events: tuple[EngineCoreEvent, ...],
+        prefill_stats: PrefillStats | None = None,
+        kv_transfer_params: Mapping[str, object] | None = None,
+    ) -> None:
         """Have the next output tell more than tokens.
 
         Args:
             events: what has happened since the last output.
             prefill_stats: how the prompt was computed, for the first output; None is as a whole.
+            kv_transfer_params: for the last output, what another instance needs to load its blocks.
 
         """
+        self._kv_transfer_params = kv_transfer_params
         self._events = events
         self._prefill_stats = prefill_stats
 
@@ -76,6 +86,7 @@ class Request:
             new_token_ids=tokens,
             finish_reason=self.finish_reason,
             events=events,
+            kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,
             prefill_stats=prefill_stats if is_first else None,
         )

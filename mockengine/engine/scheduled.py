@@ -14,12 +14,15 @@ from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.kv_connector import KvConnector
+from mockengine.engine.kv_transfer import read_kv_transfer
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduler import Scheduler, SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.speakers import Speakers
-from mockengine.engine.steps import StepResult
+from mockengine.engine.steps import Step, StepResult
+from mockengine.engine.transfers import Transfers
 from mockengine.replies import TokenSource
 from mockengine.wire.kv_events import KVCacheEvent
 from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
@@ -37,12 +40,18 @@ class ScheduledRequests:
     """The requests of a rank, their sequences, and what schedules these."""
 
     def __init__(
-        self, config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
+        self,
+        rank: int,
+        config: EngineConfig,
+        batching: BatchingConfig,
+        source: TokenSource,
+        kv_event_sink: KvEventSink | None,
     ) -> None:
         """Begin with nothing to do.
 
         Args:
-            config: what the engine plays.
+            rank: of the engine.
+            config: what it plays.
             batching: its limits and its cache.
             source: of tokens.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
@@ -62,7 +71,12 @@ class ScheduledRequests:
             long_prefill_token_threshold=batching.long_prefill_token_threshold,
             tokens_per_step=config.output_token_chunk_size,
         )
-        self.scheduler = Scheduler(limits, self.cache)
+        connector = None
+        if config.kv_transfer is not None:
+            connector = KvConnector(config.kv_transfer, rank, config.data_parallel_size)
+        self.scheduler = Scheduler(limits, self.cache, connector)
+        self._connector = connector
+        self._transfers = None if connector is None else Transfers(connector, self.scheduler)
         self.speakers = Speakers(source, config.output_token_chunk_size)
         self.by_id: dict[str, Request] = {}
         self.sequences: dict[str, TokenSequence] = {}
@@ -85,6 +99,10 @@ class ScheduledRequests:
     ) -> None:
         """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
         sequence = _sequence_of(request, asked, self._source, self._max_model_len)
+        if self._connector is not None and asked.sampling_params is not None:
+            sequence.kv_transfer, _ = read_kv_transfer(
+                asked.sampling_params.extra_args, sequence.num_prompt_tokens, self.cache.block_size
+            )
         sequence.leaves_a_token = leaves_a_token
         sequence.is_blocked = is_blocked
         self.by_id[request.request_id] = request
@@ -119,12 +137,33 @@ class ScheduledRequests:
         for index, news in result.news.items():
             if news.events or news.prefill_stats:
                 self.speakers.set_apart(requests[index])
-            requests[index].tell(news.events, news.prefill_stats)
+            requests[index].tell(news.events, news.prefill_stats, news.kv_transfer_params)
         spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
         spoken.first_client = requests[0].client if requests else None
         for request, _ in spoken.finished:
             del self.by_id[request.request_id], self.sequences[request.request_id]
         return spoken
+
+    # Other instances.
+
+    @property
+    def transfer_due(self) -> float | None:
+        """When the next transfer ends; None: there is none."""
+        return None if self._transfers is None else self._transfers.due
+
+    def begin_transfers(self, step: Step | None, result: StepResult | None, now: float) -> None:
+        """Begin what has to be loaded since a step was scheduled, or kept since one has ended."""
+        if self._transfers is not None:
+            if step is not None:
+                self._transfers.load(step, now)
+            if result is not None:
+                self._transfers.keep(result, now)
+
+    def end_transfers(self, now: float) -> bool:
+        """End the transfers that are over; tell whether there was any."""
+        return self._transfers is not None and self._transfers.end(now)
+
+    # What is reported.
 
     def publish(self) -> None:
         """Tell of what has happened to blocks."""
@@ -147,8 +186,15 @@ class ScheduledRequests:
         )
 
     def take_stats(self) -> SchedulerStats:
-        """Return that, and queries and hits of the prefix cache since the call before."""
-        return replace(self.load(), prefix_cache_stats=self.cache.take_stats())
+        """Return that, and queries and hits of the caches since the call before."""
+        stats = replace(self.load(), prefix_cache_stats=self.cache.take_stats())
+        if self._connector is None:
+            return stats
+        return replace(
+            stats,
+            num_kv_fetch_reqs_by_stage=self._connector.stages,
+            connector_prefix_cache_stats=self._connector.take_stats(),
+        )
 
 
 class ScheduledRunner:
