@@ -47,6 +47,8 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "timing_profile": st.sampled_from(["/etc/mockengine/profile.yaml", "a profile"]),
     "kv_events_endpoint": _ENDPOINTS,
     "kv_events_replay_endpoint": _ENDPOINTS,
+    "kv_engine_id": st.sampled_from(["prefill", "a b", "é"]),
+    "nixl_side_channel_host": st.sampled_from(["localhost", "prefill-0.prefill.svc", "10.0.0.7", "::1"]),
     "kv_events_topic": st.sampled_from(["kv-events", "kv@pod-1@model"]),
 }
 # Values beside which every value of any other setting works.
@@ -76,6 +78,12 @@ _NEEDED: dict[str, dict[str, object]] = {
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}
         for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_buffer_steps")
     },
+}
+_NEEDED["kv_role"] = {"load_model": "vllm"}
+_NEEDED |= {
+    name: {"load_model": "vllm", "kv_role": "both"}
+    for name in Settings.model_fields
+    if name.startswith(("kv_transfer_", "kv_hold_", "kv_engine_", "nixl_"))
 }
 _DESCRIPTIONS = describe()
 _NAMES = tuple(Settings.model_fields)

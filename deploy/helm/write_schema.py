@@ -35,11 +35,14 @@ _DURATION: Final = r"[0-9]{1,6}(\.[0-9]+)?(us|ms)|[0-9]{1,3}(\.[0-9]+)?s|[0-5]?[
 # What the code of a setting's own check allows, which no schema can tell.
 _PORT: Final = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _HOST: Final = "[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_BYTE: Final = "[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5]"
+_IPV4: Final = rf"({_BYTE})(\.({_BYTE})){{3}}"
 _ENDPOINT: Final = rf"^(tcp://\*:({_PORT}|0)|tcp://{_HOST}(\.{_HOST}){{0,3}}:({_PORT})|ipc://[A-Za-z0-9/._-]{{1,107}})$"
 _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "block_size": {"enum": list(BLOCK_SIZES)},
     "kv_events_endpoint": {"pattern": _ENDPOINT},
     "kv_events_replay_endpoint": {"pattern": _ENDPOINT},
+    "nixl_side_channel_host": {"pattern": rf"^({_HOST}(\.{_HOST}){{0,3}}|{_IPV4})$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
 }
 

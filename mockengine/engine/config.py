@@ -28,9 +28,13 @@ class BatchingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvTransferConfig:
-    """The instance's part in prefill/decode disaggregation; as in vLLM its role decides nothing that is played here.
+    """The instance's part in prefill/decode disaggregation.
+
+    As in vLLM its role forbids nothing: whoever is asked loads blocks and keeps them.
 
     Attributes:
+        is_producer: whether what a preempted request was about to say is computed again, so that no request ends
+            without its blocks.
         engine_id: names the instance towards others.
         side_channel_host, side_channel_port: where others are told to ask it for its blocks; rank r adds r to the port.
         transfer_s, transfer_s_per_token: what loading the blocks of a prompt takes, in seconds.
@@ -39,6 +43,7 @@ class KvTransferConfig:
     """
 
     engine_id: str
+    is_producer: bool = True
     side_channel_host: str = "localhost"
     side_channel_port: int = 5_600
     transfer_s: float = 0.0

@@ -11,6 +11,7 @@ from mockengine.engine.batching import BatchRunner
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
@@ -207,6 +208,8 @@ class EngineCore:
         ending = plan_ending(params, request.num_prompt_tokens, config.max_model_len, config.default_output_tokens)
         key = reply_key(request, config.seed, config.seed_scope)
         accepted = Request(request, ending, key, self._source, now)
+        if has_kv_transfer_params(params.extra_args):
+            accepted.kv_transfer = self._kv_transfer(request, params)
         self._observer.request_started(accepted.served(self.rank))
         if request.abort_immediately:
             self._report_finished(accepted, FinishReason.ABORT, now)
@@ -217,6 +220,17 @@ class EngineCore:
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
         return outbound
+
+    def _kv_transfer(self, request: EngineCoreRequest, params: SamplingParams) -> KvTransfer | None:
+        """Return what a request asks of disaggregation; what cannot be done of it costs a warning, as in vLLM."""
+        transfer: KvTransfer | None = None
+        problem: str | None = "kv_role is none"
+        if self._config.kv_transfer is not None:
+            num_tokens, block_size = request.num_prompt_tokens, self._config.block_size
+            transfer, problem = read_kv_transfer(params.extra_args, num_tokens, block_size)
+        if problem is not None:
+            self._observer.transfer_ignored(request.request_id, self.rank, request.client_index, problem)
+        return transfer
 
     def _problem(self, request: EngineCoreRequest) -> RequestError | None:
         if request.pooling_params is not None:

@@ -22,6 +22,7 @@ class KvConnector:
     Attributes:
         engine_id: names the rank towards other instances.
         port: its side channel's, where nothing listens.
+        must_deliver: whether a request must not end without its blocks.
 
     """
 
@@ -30,6 +31,7 @@ class KvConnector:
         is_one_of_many = data_parallel_size > 1 or rank > 0
         self.engine_id = f"{config.engine_id}_dp{rank}" if is_one_of_many else config.engine_id
         self.port = config.side_channel_port + rank
+        self.must_deliver = config.is_producer
         self._config = config
         self._stages: Counter[FetchStage] = Counter()
         self._stats = PrefixCacheStats()

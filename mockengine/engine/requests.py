@@ -6,6 +6,7 @@ It knows what it says next. It does not know when, nor beside whom.
 
 from collections.abc import Mapping
 
+from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
 from mockengine.replies import TokenSource
 from mockengine.replies.length import Ending
@@ -24,6 +25,7 @@ class Request:
         output_tokens: tokens said so far.
         key: identifies the reply to the source of tokens.
         is_in_running_set: whether it is a row there.
+        kv_transfer: its part in prefill/decode disaggregation.
 
     """
 
@@ -43,6 +45,7 @@ class Request:
         self._prefill_stats: PrefillStats | None = None
         self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
+        self.kv_transfer: KvTransfer | None = None
 
     @property
     def num_reply_tokens(self) -> int:

@@ -15,7 +15,6 @@ from typing import Final
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.kv_cache import KVCache
 from mockengine.engine.kv_connector import KvConnector
-from mockengine.engine.kv_transfer import read_kv_transfer
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduler import Scheduler, SchedulerConfig
@@ -99,10 +98,6 @@ class ScheduledRequests:
     ) -> None:
         """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
         sequence = _sequence_of(request, asked, self._source, self._max_model_len)
-        if self._connector is not None and asked.sampling_params is not None:
-            sequence.kv_transfer, _ = read_kv_transfer(
-                asked.sampling_params.extra_args, sequence.num_prompt_tokens, self.cache.block_size
-            )
         sequence.leaves_a_token = leaves_a_token
         sequence.is_blocked = is_blocked
         self.by_id[request.request_id] = request
@@ -297,6 +292,7 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource
         cache_salt=_salt(asked),
         mm_features=_features_within(asked.mm_features, num_prompt_tokens),
         skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+        kv_transfer=request.kv_transfer,
     )
 
 

@@ -306,7 +306,7 @@ class Scheduler:
                 freed += step.withdraw(victim)
             else:
                 victim = self.running.pop()
-            self._preempt(victim, now)
+            self._preempt(victim, now, drops_stale=self._connector is not None and self._connector.must_deliver)
             if victim is sequence:
                 return None
         return freed

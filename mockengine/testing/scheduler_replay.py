@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.kv_connector import KvConnector
+from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.scheduler import PauseState, Scheduler, SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.steps import Pipeline, Progress, Step, StepResult
@@ -69,7 +71,7 @@ class _Reply:
 class Replay:
     """One scenario on one scheduler."""
 
-    def __init__(self, config: Mapping[str, Json]) -> None:
+    def __init__(self, config: Mapping[str, Json], connector: KvConnector | None = None) -> None:
         self._max_model_len: int = config["model_len"]
         self._has_events: bool = config.get("kv_events", False)
         self._cache = KVCache(
@@ -89,6 +91,7 @@ class Replay:
                 max_loras=config.get("max_loras"),
             ),
             self._cache,
+            connector,
         )
         self._pipeline = Pipeline(self._scheduler, 2 if config["async_sched"] else 1)
         self._replies: dict[TokenSequence, _Reply] = {}
@@ -110,7 +113,7 @@ class Replay:
                 _, what, argument = left.pop(0)
                 self._apply(what, argument)
             if self._pipeline.is_busy:
-                rows.append(self._row())
+                rows.append(self.row())
         return rows
 
     def _apply(self, what: str, argument: Json) -> None:
@@ -146,11 +149,17 @@ class Replay:
                 for identifier, offset, length in request.get("mm", ())
             ),
             skip_reading_prefix_cache=request.get("skip", False),
+            kv_transfer=self.kv_transfer(request),
         )
         self._replies[sequence] = reply
         self._scheduler.add(sequence)
 
-    def _row(self) -> Json:
+    def kv_transfer(self, request: Mapping[str, Json]) -> KvTransfer | None:  # noqa: ARG002 - for those who have one
+        """Return a request's part in disaggregation, which a scenario alone does not tell."""
+        return None
+
+    def row(self) -> Json:
+        """Make a step and return its row."""
         step, is_due = self._pipeline.start()
         scheduled = self._scheduled(step) if step is not None else []
         result = self._finish() if is_due else None
