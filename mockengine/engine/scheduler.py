@@ -275,10 +275,12 @@ class Scheduler:
                 count = min(threshold, budget)
             upto = computed + count
             if upto >= sequence.needs_cache_at and not extend(sequence, upto):
-                freed = self._make_room(step, sequence, upto, now)
-                if freed is None:
+                budget += self._make_room(step, sequence, upto, now)
+                if sequence.status is Status.PREEMPTED:
+                    if self._config.policy == "priority":
+                        # It had the least priority; its blocks may do for those after it.
+                        continue
                     break
-                budget += freed
             sampled = per_step if upto == end else 0
             if sampled > room:  # noqa: PLR1730 - calling min() costs more than anything else here
                 sampled = room
@@ -291,11 +293,11 @@ class Scheduler:
             num_sampled.append(sampled)
         return budget
 
-    def _make_room(self, step: Step, sequence: TokenSequence, upto: int, now: float) -> int | None:
-        """Preempt until a sequence has blocks for so many tokens.
+    def _make_room(self, step: Step, sequence: TokenSequence, upto: int, now: float) -> int:
+        """Preempt until a sequence has blocks for so many tokens, or had to go itself.
 
         Returns:
-            Tokens that are not computed in this step therefore, or None: it had to go itself.
+            Tokens that are not computed in this step therefore.
 
         """
         freed = 0
@@ -308,7 +310,7 @@ class Scheduler:
                 victim = self.running.pop()
             self._preempt(victim, now, drops_stale=self._connector is not None and self._connector.must_deliver)
             if victim is sequence:
-                return None
+                break
         return freed
 
     def _schedule_waiting(self, step: Step, budget: int, threshold: int, now: float) -> None:
