@@ -201,15 +201,15 @@ class Settings(BaseSettings):
     kv_hold_ms: Milliseconds = Field(
         default=0.0,
         description=(
-            "How long the blocks of a prompt that was computed for another instance wait for being loaded, which takes "
-            "as long as it would here; after that they are free. vLLM gives up after 30s."
+            "How long the blocks of a prompt that was computed for another instance wait until they are loaded, which "
+            "takes as long as it would here; then they are free."
         ),
     )
     kv_engine_id: OptionalName = Field(
         default=None,
         description=(
-            "Name under which other instances know this one; each of several ranks appends _dp and its number. Unset is "
-            "a new one at each start."
+            "Name under which other instances know this one, to which each of several ranks appends _dp and its "
+            "number; unset is a new one at each start."
         ),
     )
     nixl_side_channel_host: Host = Field(

@@ -276,9 +276,9 @@ class Scheduler:
             upto = computed + count
             if upto >= sequence.needs_cache_at and not extend(sequence, upto):
                 budget += self._make_room(step, sequence, upto, now)
-                if sequence.status is Status.PREEMPTED:
+                if not sequence.num_blocks:
+                    # It had to go itself. What it leaves may do for others, if they have more priority.
                     if self._config.policy == "priority":
-                        # It had the least priority; its blocks may do for those after it.
                         continue
                     break
             sampled = per_step if upto == end else 0

@@ -2,8 +2,8 @@
 """Recorded scenarios of a scheduler with vLLM's NixlConnector: loading and keeping are counted in results of steps.
 
 A request may have `params` (its `kv_transfer_params`), `load` and `keep`: so many results arrive from when its blocks
-are given to it until they are loaded, or from its end until they are free. Rows say besides what a connector adds to the
-outputs and statistics of a step; of `remote_block_ids` how many there are.
+are given to it until they are loaded, or from its end until they are free. Rows say besides what a connector adds to
+the outputs and statistics of a step; of `remote_block_ids` how many there are.
 """
 
 from collections.abc import Mapping
@@ -56,10 +56,10 @@ class TransferReplay(Replay):
                 row["external"][sequence.request_id] = [stats.num_local_cached_tokens, stats.num_external_cached_tokens]
             if news.kv_transfer_params is not None:
                 row["params"][sequence.request_id] = _without_numbers(news.kv_transfer_params)
-        stats = self._connector.take_stats().to_wire("p2p")
+        lookups = self._connector.take_stats().to_wire("p2p")
         counts = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
-        row["connector"] = [stats[name] for name in counts]
-        row["sources"] = stats["hits_by_source"]
+        row["connector"] = [lookups[name] for name in counts]
+        row["sources"] = lookups["hits_by_source"]
         row["fetch"] = self._connector.stages.to_wire()
 
 
