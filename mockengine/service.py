@@ -390,6 +390,7 @@ def _kv_transfer(settings: Settings, engine_id: str) -> KvTransferConfig | None:
     return KvTransferConfig(
         engine_id=engine_id,
         is_producer=settings.kv_role != "consumer",
+        is_consumer=settings.kv_role != "producer",
         side_channel_host=settings.nixl_side_channel_host,
         side_channel_port=settings.nixl_side_channel_port,
         transfer_s=unit_s * settings.kv_transfer_ms,

@@ -35,6 +35,8 @@ class KvTransferConfig:
     Attributes:
         is_producer: whether what a preempted request was about to say is computed again, so that no request ends
             without its blocks.
+        is_consumer: whether blocks are free only when no step under way can write into them any more, since what is
+            loaded into them is not ordered with steps.
         engine_id: names the instance towards others.
         side_channel_host, side_channel_port: where others are told to ask it for its blocks; rank r adds r to the port.
         transfer_s, transfer_s_per_token: what loading the blocks of a prompt takes, in seconds.
@@ -44,6 +46,7 @@ class KvTransferConfig:
 
     engine_id: str
     is_producer: bool = True
+    is_consumer: bool = True
     side_channel_host: str = "localhost"
     side_channel_port: int = 5_600
     transfer_s: float = 0.0

@@ -9,7 +9,7 @@ Two blocks may have the same name, since a sequence keeps the blocks it has. The
 """
 
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mockengine.engine.block_hash import Block
@@ -21,6 +21,14 @@ _NO_STATS: Final = PrefixCacheStats()
 # Names that are computed ahead of the first miss are computed for little.
 _HASHES_AT_FIRST: Final = 4
 _SPEC_KIND: Final = "full_attention"
+
+
+@dataclass(slots=True, eq=False)
+class DetachedBlocks:
+    """Blocks that their sequence holds no longer, and that are not free yet."""
+
+    named_blocks: list[Block]
+    num_blocks: int
 
 
 class KVCache:
@@ -165,15 +173,22 @@ class KVCache:
         # With that many tokens it has to come here again.
         sequence.needs_cache_at = min(sequence.names_next_at, sequence.num_blocks * block_size + 1)
 
-    def free(self, sequence: TokenSequence) -> None:
-        """Take all blocks from a sequence; named ones can still be hit."""
-        self._num_nameless_free += sequence.num_blocks - len(sequence.named_blocks)
-        for block in reversed(sequence.named_blocks):
+    def free(self, holder: TokenSequence | DetachedBlocks) -> None:
+        """Take all blocks from a sequence, or free those it had; named ones can still be hit."""
+        self._num_nameless_free += holder.num_blocks - len(holder.named_blocks)
+        for block in reversed(holder.named_blocks):
             block.num_holders -= 1
             if not block.num_holders:
                 self._named_free[block] = None
+        holder.named_blocks = []
+        holder.num_blocks = 0
+
+    def detach(self, sequence: TokenSequence) -> DetachedBlocks:
+        """Take all blocks from a sequence, and have them freed later."""
+        blocks = DetachedBlocks(sequence.named_blocks, sequence.num_blocks)
         sequence.named_blocks = []
         sequence.num_blocks = 0
+        return blocks
 
     def reset(self) -> bool:
         """Forget all names; possible only while no sequence holds a block."""

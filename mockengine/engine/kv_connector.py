@@ -23,6 +23,7 @@ class KvConnector:
         engine_id: names the rank towards other instances.
         port: its side channel's, where nothing listens.
         must_deliver: whether a request must not end without its blocks.
+        must_not_overtake: whether blocks must not be loaded into that a step under way may write into.
 
     """
 
@@ -32,6 +33,7 @@ class KvConnector:
         self.engine_id = f"{config.engine_id}_dp{rank}" if is_one_of_many else config.engine_id
         self.port = config.side_channel_port + rank
         self.must_deliver = config.is_producer
+        self.must_not_overtake = config.is_consumer
         self._config = config
         self._stages: Counter[FetchStage] = Counter()
         self._stats = PrefixCacheStats()

@@ -24,7 +24,7 @@ from enum import Enum
 from itertools import chain
 from typing import Final, Literal
 
-from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.kv_cache import DetachedBlocks, KVCache
 from mockengine.engine.kv_connector import KvConnector
 from mockengine.engine.kv_transfer import FetchStage
 from mockengine.engine.sequences import Status, TokenSequence
@@ -111,6 +111,8 @@ class Scheduler:
         self._skipped: set[TokenSequence] = set()
         self._preempted: list[TokenSequence] = []
         self._under_way: deque[Step] = deque()
+        # Blocks that are free when the step of that number has ended.
+        self._detached: deque[tuple[int, DetachedBlocks]] = deque()
         self._last_step = 0
         self._has_ended_some = False
 
@@ -183,7 +185,7 @@ class Scheduler:
     def end_load(self, sequence: TokenSequence) -> None:
         """Take note that the blocks of a sequence are loaded, be it that it has been aborted meanwhile."""
         if sequence.status is Status.FINISHED:
-            self.cache.free(sequence)
+            self._free(sequence)
         elif self._connector is not None:
             self._connector.move(sequence, FetchStage.COMPLETED_WAITING)
 
@@ -191,7 +193,7 @@ class Scheduler:
         """Free the blocks of a sequence that has ended and kept them."""
         if self._connector is not None:
             self._connector.released(sequence)
-        self.cache.free(sequence)
+        self._free(sequence)
 
     def reset_prefix_cache(self, reset_running: bool = False, now: float = 0.0) -> bool:  # noqa: FBT001, FBT002 - vLLM's
         """Forget what is cached.
@@ -232,6 +234,8 @@ class Scheduler:
         """Take in the result of a step, the oldest under way, and return what it brings to whom."""
         if self._under_way.popleft() is not step:
             raise ValueError(f"the result of step {step.number} does not arrive in order")
+        while self._detached and self._detached[0][0] <= step.number:
+            self.cache.free(self._detached.popleft()[1])
         result = StepResult()
         sequences, counts = result.sequences, result.num_new_tokens
         for sequence, count in zip(step.sequences, step.num_sampled, strict=True):
@@ -276,9 +280,9 @@ class Scheduler:
             upto = computed + count
             if upto >= sequence.needs_cache_at and not extend(sequence, upto):
                 budget += self._make_room(step, sequence, upto, now)
-                if not sequence.num_blocks:
-                    # It had to go itself. What it leaves may do for others, if they have more priority.
-                    if self._config.policy == "priority":
+                if sequence.num_blocks * self.cache.block_size < upto:
+                    # If it had to go itself, what it leaves may do for others that have more priority.
+                    if self._config.policy == "priority" and not sequence.num_blocks:
                         continue
                     break
             sampled = per_step if upto == end else 0
@@ -294,7 +298,7 @@ class Scheduler:
         return budget
 
     def _make_room(self, step: Step, sequence: TokenSequence, upto: int, now: float) -> int:
-        """Preempt until a sequence has blocks for so many tokens, or had to go itself.
+        """Preempt until a sequence has blocks for so many tokens, had to go itself, or nobody can go yet.
 
         Returns:
             Tokens that are not computed in this step therefore.
@@ -304,10 +308,15 @@ class Scheduler:
         while not self.cache.extend(sequence, upto):
             if self._config.policy == "priority":
                 victim = max(self.running, key=lambda each: (each.priority, each.arrival_time))
+            else:
+                victim = self.running[-1]
+            if self._is_written(victim):
+                break
+            if self._config.policy == "priority":
                 self.running.remove(victim)
                 freed += step.withdraw(victim)
             else:
-                victim = self.running.pop()
+                self.running.pop()
             self._preempt(victim, now, drops_stale=self._connector is not None and self._connector.must_deliver)
             if victim is sequence:
                 break
@@ -430,7 +439,7 @@ class Scheduler:
 
     def _preempt(self, sequence: TokenSequence, now: float, *, drops_stale: bool = False) -> None:
         """Take everything from a sequence that has left the running ones, and put it before those that wait."""
-        self.cache.free(sequence)
+        self._free(sequence)
         # What is dropped is computed again, so what came after it is too.
         sequence.drops_stale = drops_stale or (sequence.drops_stale and self._is_stale(sequence))
         on_their_way = (step.number for step in self._under_way if sequence in step)
@@ -506,11 +515,25 @@ class Scheduler:
         if sequence.status is not _RUNNING:
             self._leave_queue(sequence)
         if not keeps_blocks:
-            self.cache.free(sequence)
+            self._free(sequence)
         sequence.status = Status.FINISHED
         sequence.is_plain = False
         del self._sequences[sequence.request_id]
         self._has_ended_some = True
+
+    def _free(self, sequence: TokenSequence) -> None:
+        """Free the blocks of a sequence, as soon as nothing may be written into them any more."""
+        if self._is_written(sequence):
+            last = max(step.number for step in self._under_way if not step.is_empty)
+            self._detached.append((last, self.cache.detach(sequence)))
+        else:
+            self.cache.free(sequence)
+
+    def _is_written(self, sequence: TokenSequence) -> bool:
+        """Tell whether a step under way writes into blocks of a sequence, where that matters."""
+        if self._connector is None or not self._connector.must_not_overtake:
+            return False
+        return any(sequence in step for step in self._under_way)
 
     def _leave_queue(self, sequence: TokenSequence) -> None:
         transfer = sequence.kv_transfer

@@ -14,7 +14,7 @@ SCENARIOS = read(Path(__file__).parent.parent / "fixtures" / "transfer_traces.js
 
 def test_all_of_vllm_is_there_that_was_recorded() -> None:
     rows = [row for scenario in SCENARIOS for row in scenario["trace"]]
-    assert (len(SCENARIOS), len(rows)) == (60, 8_862)
+    assert (len(SCENARIOS), len(rows)) == (60, 9_830)
     assert sum(len(row["params"]) for row in rows) > 250
     assert sum(external > 0 for row in rows for _, external in row["external"].values()) > 250
     assert sum(bool(row["preempted"]) for row in rows) > 30

@@ -51,6 +51,7 @@ def config(*, timing: TimingConfig | None = None, size: int = 1, role: str = "bo
     transfer = KvTransferConfig(
         engine_id="here",
         is_producer=role != "consumer",
+        is_consumer=role != "producer",
         transfer_s=TRANSFER_S,
         transfer_s_per_token=PER_TOKEN_S,
         hold_s=HOLD_S,
@@ -428,6 +429,22 @@ def test_no_role_forbids_what_is_asked(role: str) -> None:
     play(rig)
     assert answer(rig, "sends") is not None
     assert hits(rig) == (200, 100)
+
+
+@pytest.mark.parametrize(("role", "steps_waited"), [("consumer", 1.5), ("producer", 0.5)])
+def test_blocks_that_a_step_under_way_may_write_into_are_not_free_before_its_end(
+    role: str, steps_waited: float
+) -> None:
+    rig = Rig(config(role=role, async_scheduling=True, num_gpu_blocks=33))
+    rig.add(request("first", prompt=[1] * 300, max_tokens=100))
+    play(rig, until=rig.now + 3.5 * STEP_S)
+    # It is in both steps that are under way.
+    rig.abort("first")
+    rig.add(request("second", prompt=[2] * 300, max_tokens=1))
+    aborted = rig.now
+    play(rig)
+    assert (scheduled_at(rig, "second") - aborted) / STEP_S == pytest.approx(steps_waited)
+    assert loads(rig)[-1].kv_cache_usage == 0
 
 
 @pytest.mark.parametrize("timing", ["instant", "per_request", "step"])

@@ -25,7 +25,10 @@ class TransferReplay(Replay):
     """One scenario on one scheduler with a connector."""
 
     def __init__(self, config: Mapping[str, Json]) -> None:
-        transfer = KvTransferConfig(engine_id=_ENGINE_ID, is_producer=config["kv_role"] != "kv_consumer")
+        role = config["kv_role"]
+        transfer = KvTransferConfig(
+            engine_id=_ENGINE_ID, is_producer=role != "kv_consumer", is_consumer=role != "kv_producer"
+        )
         self._connector = KvConnector(transfer, rank=0, data_parallel_size=1)
         super().__init__(config, self._connector)
         self._block_size: int = config["block_size"]
