@@ -41,6 +41,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.REQUEST_FINISHED: lambda journal: journal.request_finished(SERVED, "length", 0.5),
     Event.RELEASE_CONTRADICTED: lambda journal: journal.release_contradicted("0.24", 20),
     Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
+    Event.KV_TRANSFER_IGNORED: lambda journal: journal.transfer_ignored("r1", 0, 0, "kv_role is none"),
 }
 
 

@@ -327,6 +327,14 @@ def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *
         ({"kv_events_endpoint": None, "kv_events_topic": "kv-events"}, False),
         ({"kv_events_endpoint": None, "kv_events_buffer_steps": 100}, False),
         ({"kv_events_endpoint": "tcp://*:5557", "kv_events_buffer_steps": 100}, True),
+        ({"load_model": "off", "kv_role": "producer"}, False),
+        ({"load_model": "vllm", "kv_role": "producer"}, True),
+        ({"kv_role": "none", "kv_transfer_ms": 1.0}, False),
+        ({"kv_role": "none", "nixl_side_channel_host": "prefill"}, False),
+        ({"kv_role": "none", "kv_engine_id": "prefill"}, False),
+        ({"kv_role": "consumer", "kv_transfer_ms": 1.0}, True),
+        ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_525}, True),
+        ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_526}, False),
     ],
 )
 def test_what_would_have_no_effect_is_refused(values: dict[str, Any], *, works: bool) -> None:
