@@ -331,7 +331,7 @@ class Scheduler:
         for sequence in self._candidates():
             if not budget or len(self.running) >= self._config.max_num_seqs:
                 break
-            if sequence.is_blocked or self._must_wait(sequence, loras) or self._loads(step, sequence):
+            if sequence.is_blocked or self._must_wait(step, sequence, loras):
                 self._skipped.add(sequence)
                 continue
             count = self._admit(step, sequence, budget, threshold)
@@ -354,12 +354,14 @@ class Scheduler:
         """Return who may be admitted, in order."""
         return chain(self._loading, self._waiting) if self.pause_state is PauseState.UNPAUSED else self._loading
 
-    def _must_wait(self, sequence: TokenSequence, loras: set[int]) -> bool:
+    def _must_wait(self, step: Step, sequence: TokenSequence, loras: set[int]) -> bool:
         """Whether it waits for something else than room, although it is not blocked."""
         if self._is_stale(sequence) and not sequence.drops_stale:
             return True
         lora, most = sequence.lora_request, self._config.max_loras
-        return lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras
+        if lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras:
+            return True
+        return sequence.kv_transfer is not None and self._loads(step, sequence)
 
     def _loads(self, step: Step, sequence: TokenSequence) -> bool:
         """Tell whether blocks of a sequence are being loaded, which begins here if there is room for them."""

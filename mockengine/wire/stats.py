@@ -4,7 +4,7 @@
 Always full maps: a Rust frontend dies of a missing key, and every frontend of a negative count.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from mockengine.wire.codec import WireError
@@ -44,14 +44,17 @@ class PrefixCacheStats:
 
     def with_lookup(self, queries: int, hits: int, *, is_resumed: bool) -> "PrefixCacheStats":
         """Return these with one request more, which was looked up anew if it is resumed after a preemption."""
-        if is_resumed:
-            return replace(
-                self,
-                preempted_requests=self.preempted_requests + 1,
-                preempted_queries=self.preempted_queries + queries,
-                preempted_hits=self.preempted_hits + hits,
-            )
-        return replace(self, requests=self.requests + 1, queries=self.queries + queries, hits=self.hits + hits)
+        fresh, resumed = (0, 1) if is_resumed else (1, 0)
+        # dataclasses.replace takes twice as long, once per request.
+        return PrefixCacheStats(
+            self.reset,
+            self.requests + fresh,
+            self.queries + fresh * queries,
+            self.hits + fresh * hits,
+            self.preempted_requests + resumed,
+            self.preempted_queries + resumed * queries,
+            self.preempted_hits + resumed * hits,
+        )
 
     def to_wire(self, source: str | None = None) -> dict[str, Any]:
         """Return the map; raises ValueError on a negative count.
