@@ -77,6 +77,10 @@ class Journal:
         self.counts.refused += 1
         self._log.warning(Event.REQUEST_REFUSED, request_id=request_id, engine=engine, client=client, reason=reason)
 
+    def transfer_ignored(self, request_id: str, engine: int, client: int, reason: str) -> None:
+        """Log that a request's `kv_transfer_params` are not followed."""
+        self._log.warning(Event.KV_TRANSFER_IGNORED, request_id=request_id, engine=engine, client=client, reason=reason)
+
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
         """Log that a message could not be read."""
         self.counts.dropped[message.flaw] += 1

@@ -51,6 +51,7 @@ class Event(StrEnum):
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"
+    KV_TRANSFER_IGNORED = "kv transfer ignored"
     ADMIN_REQUEST_FAILED = "admin request failed"
     LOG_LINES_DROPPED = "log lines dropped"
 

@@ -13,7 +13,7 @@ import zmq
 from mockengine import __version__, logs
 from mockengine.admin.port import AdminPort, AdminPortError
 from mockengine.admin.view import View
-from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.config import BatchingConfig, EngineConfig, KvTransferConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.drafts import SpeculationConfig, even_rates
@@ -137,6 +137,7 @@ class _Service:
         self._publishers = publishers
         self._timing = timing
         self._instance_id = uuid4().hex
+        self._kv_engine_id = settings.kv_engine_id or str(uuid4())
         self._ranks = _ranks(settings)
         self._watch = Watch(self._ranks, journal, stop, time.monotonic())
 
@@ -323,6 +324,7 @@ class _Service:
             has_waves=init.coordinates_waves,
             itl_s=settings.pace_s,
             batching=_batching(settings),
+            kv_transfer=_kv_transfer(settings, self._kv_engine_id),
             timing=self._timing,
             speculation=_speculation(settings),
         )
@@ -392,6 +394,22 @@ def _speculation(settings: Settings) -> SpeculationConfig | None:
     return SpeculationConfig(
         acceptance_rates=even_rates(rates, settings.spec_tokens) if isinstance(rates, float) else rates,
         metrics=settings.per_request_spec_decode_metrics,
+    )
+
+
+def _kv_transfer(settings: Settings, engine_id: str) -> KvTransferConfig | None:
+    if settings.kv_role == "none":
+        return None
+    unit_s = settings.time_scale / 1_000
+    return KvTransferConfig(
+        engine_id=engine_id,
+        is_producer=settings.kv_role != "consumer",
+        is_consumer=settings.kv_role != "producer",
+        side_channel_host=settings.nixl_side_channel_host,
+        side_channel_port=settings.nixl_side_channel_port,
+        transfer_s=unit_s * settings.kv_transfer_ms,
+        transfer_s_per_token=unit_s * settings.kv_transfer_ms_per_token,
+        hold_s=unit_s * settings.kv_hold_ms,
     )
 
 

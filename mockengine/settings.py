@@ -21,12 +21,13 @@ from mockengine.settings_types import (
     MOST_SPEC_TOKENS,
     USUAL_ACCEPTANCE_RATE,
     Address,
-    AdminHost,
     Allowed,
     BlockSize,
+    Host,
     Milliseconds,
     OptionalEndpoint,
     OptionalHash,
+    OptionalName,
     OptionalPath,
     OptionalRates,
     OptionalTopic,
@@ -111,7 +112,7 @@ class Settings(BaseSettings):
     )
 
     # Admin port
-    admin_host: AdminHost = Field(
+    admin_host: Host = Field(
         default="127.0.0.1", description="Address at which the admin port listens; the container image sets 0.0.0.0."
     )
     admin_port: int = Field(
@@ -208,6 +209,41 @@ class Settings(BaseSettings):
         ),
     )
 
+    # Prefill/decode disaggregation
+    kv_role: Literal["none", "producer", "consumer", "both"] = Field(
+        default="none",
+        description=(
+            "The instance's part in prefill/decode disaggregation, with load_model vllm: producer computes prompts for "
+            "others, consumer goes on with theirs; none takes no notice of kv_transfer_params."
+        ),
+    )
+    kv_transfer_ms: Milliseconds = Field(
+        default=0.0, description="What it takes to load the KV cache of a prompt from another instance."
+    )
+    kv_transfer_ms_per_token: Milliseconds = Field(
+        default=0.0, description="What that takes besides for each token that is loaded."
+    )
+    kv_hold_ms: Milliseconds = Field(
+        default=0.0,
+        description=(
+            "How long the blocks of a prompt that was computed for another instance wait until they are loaded, which "
+            "takes as long as it would here; then they are free."
+        ),
+    )
+    kv_engine_id: OptionalName = Field(
+        default=None,
+        description=(
+            "Name under which other instances know this one, to which each of several ranks appends _dp and its "
+            "number; unset is a new one at each start."
+        ),
+    )
+    nixl_side_channel_host: Host = Field(
+        default="localhost", description="Host at which other instances are told to find this one; nothing listens."
+    )
+    nixl_side_channel_port: int = Field(
+        default=5_600, ge=1, le=2**16 - 1, description="Port likewise, of rank 0; rank r is r further on."
+    )
+
     # Timing
     timing: Literal["instant", "per_request", "step", "fitted"] = Field(
         default="instant",
@@ -265,7 +301,7 @@ class Settings(BaseSettings):
     timing_distribution: Literal["normal", "lognormal", "gamma"] = Field(
         default="normal", description="How durations spread around their mean; none is ever below 0."
     )
-    time_scale: float = Field(default=1.0, ge=0, le=1_000, description="By what all these durations are multiplied.")
+    time_scale: float = Field(default=1.0, ge=0, le=1_000, description="By what all durations are multiplied.")
     max_buffered_bytes: Annotated[int, Unit("bytes")] = Field(
         default=64 * 2**20,
         ge=2**16,
@@ -337,6 +373,7 @@ _GROUPS: Final = {
     "max_model_len": "The engine that is played",
     "load_model": "Load",
     "spec_tokens": "Speculative decoding",
+    "kv_role": "Prefill/decode disaggregation",
     "timing": "Timing",
     "output_token_chunk_size": "Replies",
     "log_requests": "Logs",

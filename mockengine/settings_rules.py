@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from mockengine.settings_types import MAX_RANKS, acceptance_rates
 
+_MAX_PORT: Final = 2**16 - 1
+
 
 def _ranks_have_an_identity(start_rank: int, engine_count: int) -> str | None:
     if start_rank + engine_count <= MAX_RANKS:
@@ -99,6 +101,36 @@ def _replays_are_of_something(kv_events_endpoint: str | None, kv_events_replay_e
     return "nothing is published that could be repeated (set kv_events_endpoint too)"
 
 
+def _blocks_come_from_a_cache(load_model: str, kv_role: str) -> str | None:
+    if load_model != "off" or kv_role == "none":
+        return None
+    return "without a load_model there are no blocks that could be exchanged (use load_model=vllm)"
+
+
+def _is_about_transfers(default: object, kv_role: str, value: object) -> str | None:
+    if kv_role != "none" or value == default:
+        return None
+    return "nothing is exchanged with other instances (use kv_role=producer, consumer or both, or leave it out)"
+
+
+def _drafts_or_transfers(kv_role: str, spec_tokens: int) -> str | None:
+    if kv_role == "none" or not spec_tokens:
+        return None
+    return "drafts are not played in disaggregation (leave out spec_tokens, or kv_role)"
+
+
+def _every_rank_has_a_side_channel(
+    start_rank: int, engine_count: int, kv_role: str, nixl_side_channel_port: int
+) -> str | None:
+    last = start_rank + engine_count - 1
+    if kv_role == "none" or nixl_side_channel_port + last <= _MAX_PORT:
+        return None
+    return (
+        f"rank {last} would be at port {nixl_side_channel_port + last}, the highest there is is {_MAX_PORT} "
+        f"(use a smaller nixl_side_channel_port, start_rank or engine_count)"
+    )
+
+
 def _steps_have_no_pace(load_model: str, timing: str, itl_ms: float) -> str | None:
     if load_model == "off" or timing == "per_request" or not itl_ms:
         return None
@@ -174,6 +206,14 @@ _OF_LOAD: Final[Mapping[str, object]] = {
     "time_factor_under_load": 1.0,
 }
 _OF_DRAFTS: Final[Mapping[str, object]] = {"acceptance_rate": None, "per_request_spec_decode_metrics": "summary"}
+_OF_TRANSFERS: Final[Mapping[str, object]] = {
+    "kv_transfer_ms": 0.0,
+    "kv_transfer_ms_per_token": 0.0,
+    "kv_hold_ms": 0.0,
+    "kv_engine_id": None,
+    "nixl_side_channel_host": "localhost",
+    "nixl_side_channel_port": 5_600,
+}
 _OF_EVENTS: Final[Mapping[str, object]] = {"kv_events_topic": None, "kv_events_buffer_steps": 10_000}
 _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ...]] = (
     (("start_rank", "engine_count"), _ranks_have_an_identity),
@@ -191,6 +231,10 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("spec_tokens", "acceptance_rate"), _every_draft_has_a_rate),
     (("output_token_chunk_size", "spec_tokens"), _one_decides_on_lengths),
     (("load_model", "max_num_batched_tokens", "spec_tokens"), _a_step_has_room_for_drafts),
+    (("load_model", "kv_role"), _blocks_come_from_a_cache),
+    (("kv_role", "spec_tokens"), _drafts_or_transfers),
+    *((("kv_role", name), partial(_is_about_transfers, default)) for name, default in _OF_TRANSFERS.items()),
+    (("start_rank", "engine_count", "kv_role", "nixl_side_channel_port"), _every_rank_has_a_side_channel),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),

@@ -116,7 +116,7 @@ def _is_ip(kind: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def _check_admin_host(value: str) -> str:
+def _check_bare_host(value: str) -> str:
     _check_host(f"[{value}]" if ":" in value else value)
     return value
 
@@ -180,9 +180,8 @@ VllmVersion = Annotated[
     Allowed("auto, or a release from 0.19 on, such as 0.33 or 0.33.0"),
     Field(pattern=r"^(auto|0\.(19|[2-9][0-9]|[1-9][0-9]{2})(\.[0-9]{1,3})?)$"),
 ]
-AdminHost = Annotated[
-    str, Allowed("a host name or an IP address, IPv6 without brackets"), AfterValidator(_check_admin_host)
-]
+Host = Annotated[str, Allowed("a host name or an IP address, IPv6 without brackets"), AfterValidator(_check_bare_host)]
+OptionalName = Annotated[str | None, Allowed("text of 1 to 256 characters"), Field(min_length=1, max_length=256)]
 OptionalPath = Annotated[
     str | None,
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),

@@ -44,6 +44,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
         "profile.yaml", ["max_num_seqs: 256 here, 64 there"]
     ),
     Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
+    Event.KV_TRANSFER_IGNORED: lambda journal: journal.transfer_ignored("r1", 0, 0, "kv_role is none"),
 }
 
 

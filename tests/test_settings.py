@@ -47,6 +47,8 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "timing_profile": st.sampled_from(["/etc/mockengine/profile.yaml", "a profile"]),
     "kv_events_endpoint": _ENDPOINTS,
     "kv_events_replay_endpoint": _ENDPOINTS,
+    "kv_engine_id": st.sampled_from(["prefill", "a b", "é"]),
+    "nixl_side_channel_host": st.sampled_from(["localhost", "prefill-0.prefill.svc", "10.0.0.7", "::1"]),
     "kv_events_topic": st.sampled_from(["kv-events", "kv@pod-1@model"]),
     "acceptance_rate": st.sampled_from(["0.7", "1", "0", "0.8,0.6,0.6", "0.8, 0.6, 0", "[1, 1.0, 0.25]"]),
 }
@@ -78,6 +80,12 @@ _NEEDED: dict[str, dict[str, object]] = {
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}
         for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_buffer_steps")
     },
+}
+_NEEDED["kv_role"] = {"load_model": "vllm"}
+_NEEDED |= {
+    name: {"load_model": "vllm", "kv_role": "both"}
+    for name in Settings.model_fields
+    if name.startswith(("kv_transfer_", "kv_hold_", "kv_engine_", "nixl_"))
 }
 _DESCRIPTIONS = describe()
 _NAMES = tuple(Settings.model_fields)
@@ -321,6 +329,14 @@ def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *
         ({"kv_events_endpoint": None, "kv_events_topic": "kv-events"}, False),
         ({"kv_events_endpoint": None, "kv_events_buffer_steps": 100}, False),
         ({"kv_events_endpoint": "tcp://*:5557", "kv_events_buffer_steps": 100}, True),
+        ({"load_model": "off", "kv_role": "producer"}, False),
+        ({"load_model": "vllm", "kv_role": "producer"}, True),
+        ({"kv_role": "none", "kv_transfer_ms": 1.0}, False),
+        ({"kv_role": "none", "nixl_side_channel_host": "prefill"}, False),
+        ({"kv_role": "none", "kv_engine_id": "prefill"}, False),
+        ({"kv_role": "consumer", "kv_transfer_ms": 1.0}, True),
+        ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_525}, True),
+        ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_526}, False),
     ],
 )
 def test_what_would_have_no_effect_is_refused(values: dict[str, Any], *, works: bool) -> None:

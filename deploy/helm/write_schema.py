@@ -35,6 +35,8 @@ _DURATION: Final = r"[0-9]{1,6}(\.[0-9]+)?(us|ms)|[0-9]{1,3}(\.[0-9]+)?s|[0-5]?[
 # What the code of a setting's own check allows, which no schema can tell.
 _PORT: Final = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _HOST: Final = "[A-Za-z]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_BYTE: Final = "[0-9]|[1-9][0-9]|1[0-9]{2}|2[0-4][0-9]|25[0-5]"
+_IPV4: Final = rf"({_BYTE})(\.({_BYTE})){{3}}"
 _ENDPOINT: Final = rf"^(tcp://\*:({_PORT}|0)|tcp://{_HOST}(\.{_HOST}){{0,3}}:({_PORT})|ipc://[A-Za-z0-9/._-]{{1,107}})$"
 _RATE: Final = r"(0(\.[0-9]+)?|1(\.0+)?)"
 _RATES: Final = rf"^({_RATE}(, ?{_RATE})*|\[{_RATE}(, ?{_RATE})*\])$"
@@ -45,6 +47,7 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "acceptance_rate": {
         "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string", "pattern": _RATES}]
     },
+    "nixl_side_channel_host": {"pattern": rf"^({_HOST}(\.{_HOST}){{0,3}}|{_IPV4})$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
 }
 

@@ -41,6 +41,7 @@ class BatchRunner(ScheduledRunner):
 
     def __init__(
         self,
+        rank: int,
         config: EngineConfig,
         batching: BatchingConfig,
         source: TokenSource,
@@ -50,14 +51,15 @@ class BatchRunner(ScheduledRunner):
         """Begin with nothing to do.
 
         Args:
-            config: what the engine plays.
+            rank: of the engine.
+            config: what it plays.
             batching: its limits and its cache.
             source: of tokens.
             timing: how long steps take.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
-        super().__init__(make_requests(config, batching, source, kv_event_sink))
+        super().__init__(make_requests(rank, config, batching, source, kv_event_sink))
         self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
         self._pipeline = Pipeline(self._scheduler, self._depth)
         self._tokens_per_step = config.most_tokens_per_step
@@ -68,7 +70,7 @@ class BatchRunner(ScheduledRunner):
         self._arrived: dict[str, tuple[Request, EngineCoreRequest]] = {}
         # When the next step begins that is scheduled.
         self._begin = 0.0
-        # Whether those who wait find no room until somebody goes, comes, or reads again.
+        # Whether those who wait find no room until somebody goes, comes, or reads again, or a transfer ends.
         self._is_stuck = False
 
     @property
@@ -108,25 +110,32 @@ class BatchRunner(ScheduledRunner):
         return requests
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
-        """Return when the oldest step under way ends, or `now` if one can be scheduled, or None."""
+        """Return when the oldest step under way ends, `now` if one can be scheduled, when a transfer ends, or None."""
         if self._under_way:
             return self._under_way[0].ends_at
         is_held_up = self._requests.are_all_of(blocked) or (self._is_stuck and blocked == self._held)
         if not self._scheduler.has_requests or is_held_up:
-            return None
+            return self._requests.transfer_due
         return now
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
         """Take in the result of the step that has ended, if one has."""
         self._hold(blocked)
         self._begin = now
-        if not self._under_way or self._under_way[0].ends_at > now:
+        if not self._under_way:
+            # What frontends hear of steps that end they hear of a transfer too.
+            return Spoken(is_reported=self._end_transfers(now))
+        if self._under_way[0].ends_at > now:
             return Spoken()
         ended = self._under_way.popleft()
-        spoken = self._requests.say(self._pipeline.finish())
+        result = self._pipeline.finish()
+        spoken = self._requests.say(result)
         spoken.is_reported = True
+        self._requests.begin_transfers(None, result, now)
         self._requests.publish()
-        self._is_stuck = ended.is_empty and bool(self._held)
+        has_news = self._end_transfers(now)
+        waits = bool(self._held) or self._requests.transfer_due is not None
+        self._is_stuck = ended.is_empty and waits and not has_news
         # From when it should have been, unless that has been missed by a whole step.
         self._begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         return spoken
@@ -146,6 +155,13 @@ class BatchRunner(ScheduledRunner):
         self._is_stuck = False
         return super().reset_prefix_cache(now, reset_running=reset_running)
 
+    def _end_transfers(self, now: float) -> bool:
+        """End the transfers that are over, after which others may find room; tell whether there was any."""
+        if not self._requests.end_transfers(now):
+            return False
+        self._is_stuck = False
+        return True
+
     def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
         self._is_stuck = False
         self._requests.add(request, asked, now, leaves_a_token=False, is_blocked=request.client in self._held)
@@ -157,6 +173,7 @@ class BatchRunner(ScheduledRunner):
             step, has_to_wait = self._pipeline.start(now)
             if step is None:
                 return
+            self._requests.begin_transfers(step, None, now)
             if self._under_way:
                 begin = self._under_way[-1].ends_at
             duration_s = self._duration_s(step)

@@ -28,12 +28,41 @@ class BatchingConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvTransferConfig:
+    """The instance's part in prefill/decode disaggregation.
+
+    As in vLLM its role forbids nothing: whoever is asked loads blocks and keeps them.
+
+    Attributes:
+        is_producer: whether what a preempted request was about to say is computed again, so that no request ends
+            without its blocks.
+        is_consumer: whether blocks are free only when no step under way can write into them any more, since what is
+            loaded into them is not ordered with steps.
+        engine_id: names the instance towards others.
+        side_channel_host, side_channel_port: where others are told to ask it for its blocks; rank r adds r to the port.
+        transfer_s, transfer_s_per_token: what loading the blocks of a prompt takes, in seconds.
+        hold_s: time from the end of a prefill until its blocks are loaded, in seconds.
+
+    """
+
+    engine_id: str
+    is_producer: bool = True
+    is_consumer: bool = True
+    side_channel_host: str = "localhost"
+    side_channel_port: int = 5_600
+    transfer_s: float = 0.0
+    transfer_s_per_token: float = 0.0
+    hold_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The engine's part of the settings, under the same names and with the same meaning.
 
     Attributes:
         batching: scheduler and cache; without it whatever arrives runs at once.
         timing: how long steps take with `batching`.
+        kv_transfer: with `batching`, how blocks are exchanged with other instances; without it they are not.
         itl_s: without it, time from one step to the next, in seconds; 0 is as soon as clients take the output.
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
@@ -54,6 +83,7 @@ class EngineConfig:
     has_waves: bool
     itl_s: float = 0.0
     batching: BatchingConfig | None = None
+    kv_transfer: KvTransferConfig | None = None
     timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
     speculation: SpeculationConfig | None = None
 

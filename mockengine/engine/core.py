@@ -12,6 +12,7 @@ from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.drafted import DraftedRunner
+from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
@@ -142,10 +143,10 @@ class EngineCore:
 
         """
         due = self._runner.due(now, blocked)
-        if due is not None:
+        if due is not None and (self.num_requests or self._runner.is_computing):
             return due
         has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
-        return now if has_news else None
+        return now if has_news else due
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset(), most_steps: int = 1) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
@@ -208,6 +209,8 @@ class EngineCore:
         ending = plan_ending(params, request.num_prompt_tokens, config.max_model_len, config.default_output_tokens)
         key = reply_key(request, config.seed, config.seed_scope)
         accepted = Request(request, ending, key, self._source, now)
+        if has_kv_transfer_params(params.extra_args):
+            accepted.kv_transfer = self._kv_transfer(request, params)
         self._observer.request_started(accepted.served(self.rank))
         if request.abort_immediately:
             self._report_finished(accepted, FinishReason.ABORT, now)
@@ -218,6 +221,17 @@ class EngineCore:
         if config.has_waves and self.wave.request_arrived(request.current_wave):
             outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
         return outbound
+
+    def _kv_transfer(self, request: EngineCoreRequest, params: SamplingParams) -> KvTransfer | None:
+        """Return what a request asks of disaggregation; what cannot be done of it costs a warning, as in vLLM."""
+        transfer: KvTransfer | None = None
+        problem: str | None = "kv_role is none"
+        if self._config.kv_transfer is not None:
+            num_tokens, block_size = request.num_prompt_tokens, self._config.block_size
+            transfer, problem = read_kv_transfer(params.extra_args, num_tokens, block_size)
+        if problem is not None:
+            self._observer.transfer_ignored(request.request_id, self.rank, request.client_index, problem)
+        return transfer
 
     def _problem(self, request: EngineCoreRequest) -> RequestError | None:
         if request.pooling_params is not None:
@@ -319,12 +333,12 @@ def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_
     most = config.batching.max_num_seqs if config.batching is not None else 1
     timing = make_timing(config.timing, max_num_seqs=most, seed=config.seed, rank=rank)
     if isinstance(timing, RequestTiming):
-        return MomentRunner(config, config.batching, source, timing, kv_event_sink)
+        return MomentRunner(rank, config, config.batching, source, timing, kv_event_sink)
     if config.batching is None:
         if config.speculation is not None:
             return DraftedRunner(config, source, config.speculation)
         return FreeRunner(config, source)
-    return BatchRunner(config, config.batching, source, timing, kv_event_sink)
+    return BatchRunner(rank, config, config.batching, source, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

@@ -175,13 +175,14 @@ class DraftedRequests(ScheduledRequests):
 
     def __init__(
         self,
+        rank: int,
         config: EngineConfig,
         batching: BatchingConfig,
         source: TokenSource,
         kv_event_sink: KvEventSink | None,
         speculation: SpeculationConfig,
     ) -> None:
-        super().__init__(config, batching, source, kv_event_sink)
+        super().__init__(rank, config, batching, source, kv_event_sink)
         speakers = DraftedSpeakers(source, speculation, config.max_model_len)
         self.speakers = self._drafted = speakers
 
@@ -205,9 +206,9 @@ class DraftedRequests(ScheduledRequests):
 
 
 def make_requests(
-    config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
+    rank: int, config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
 ) -> ScheduledRequests:
     """Return requests that share an engine, with drafts if the engine has any."""
     if config.speculation is None:
-        return ScheduledRequests(config, batching, source, kv_event_sink)
-    return DraftedRequests(config, batching, source, kv_event_sink, config.speculation)
+        return ScheduledRequests(rank, config, batching, source, kv_event_sink)
+    return DraftedRequests(rank, config, batching, source, kv_event_sink, config.speculation)

@@ -9,6 +9,7 @@ Two blocks may have the same name, since a sequence keeps the blocks it has. The
 """
 
 from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mockengine.engine.block_hash import Block
@@ -20,6 +21,14 @@ _NO_STATS: Final = PrefixCacheStats()
 # Names that are computed ahead of the first miss are computed for little.
 _HASHES_AT_FIRST: Final = 4
 _SPEC_KIND: Final = "full_attention"
+
+
+@dataclass(slots=True, eq=False)
+class DetachedBlocks:
+    """Blocks that their sequence holds no longer, and that are not free yet."""
+
+    named_blocks: list[Block]
+    num_blocks: int
 
 
 class KVCache:
@@ -111,14 +120,27 @@ class KVCache:
         # Hits that nobody holds are free blocks too.
         if needed > free or needed + sum(not block.num_holders for block in hits) > free:
             return False
-        for block in hits:
-            if not block.num_holders:
-                del self._named_free[block]
-            block.num_holders += 1
-        sequence.named_blocks = hits.copy()
-        sequence.num_blocks = len(hits)
-        self._record(sequence, len(hits) * self.block_size)
+        self._hold(sequence, hits)
         return self.extend(sequence, num_tokens)
+
+    def admit_to_load(self, sequence: TokenSequence, hits: list[Block], num_tokens: int, num_reserved: int) -> bool:
+        """Give a sequence blocks likewise, to load into the new ones: these have no names until that is done.
+
+        Args:
+            sequence: without blocks.
+            hits: the blocks it hits.
+            num_tokens: those it hits and those that are loaded.
+            num_reserved: free blocks that others count on.
+
+        Returns:
+            False, with nothing changed, if they would not fit.
+
+        """
+        needed = self.blocks_for(num_tokens) - len(hits) + sum(not block.num_holders for block in hits)
+        if needed > self.num_free_blocks - num_reserved:
+            return False
+        self._hold(sequence, hits)
+        return self._give(sequence, self.blocks_for(num_tokens) - len(hits))
 
     def extend(self, sequence: TokenSequence, num_tokens: int, num_lookahead_tokens: int = 0) -> bool:
         """Give a sequence blocks for so many tokens and name those that are full of known ones.
@@ -133,14 +155,8 @@ class KVCache:
 
         """
         missing = num_tokens + num_lookahead_tokens - sequence.num_blocks * self.block_size
-        if missing > 0:
-            new = self.blocks_for(missing)
-            if new > self._num_nameless_free:
-                if new > self.num_free_blocks:
-                    return False
-                self._take_names(new - self._num_nameless_free)
-            self._num_nameless_free -= new
-            sequence.num_blocks += new
+        if missing > 0 and not self._give(sequence, self.blocks_for(missing)):
+            return False
         self.name_blocks(sequence, num_tokens)
         return True
 
@@ -162,15 +178,22 @@ class KVCache:
         # With that many tokens it has to come here again.
         sequence.needs_cache_at = min(sequence.names_next_at, sequence.num_blocks * block_size + 1)
 
-    def free(self, sequence: TokenSequence) -> None:
-        """Take all blocks from a sequence; named ones can still be hit."""
-        self._num_nameless_free += sequence.num_blocks - len(sequence.named_blocks)
-        for block in reversed(sequence.named_blocks):
+    def free(self, holder: TokenSequence | DetachedBlocks) -> None:
+        """Take all blocks from a sequence, or free those it had; named ones can still be hit."""
+        self._num_nameless_free += holder.num_blocks - len(holder.named_blocks)
+        for block in reversed(holder.named_blocks):
             block.num_holders -= 1
             if not block.num_holders:
                 self._named_free[block] = None
+        holder.named_blocks = []
+        holder.num_blocks = 0
+
+    def detach(self, sequence: TokenSequence) -> DetachedBlocks:
+        """Take all blocks from a sequence, and have them freed later."""
+        blocks = DetachedBlocks(sequence.named_blocks, sequence.num_blocks)
         sequence.named_blocks = []
         sequence.num_blocks = 0
+        return blocks
 
     def reset(self) -> bool:
         """Forget all names; possible only while no sequence holds a block."""
@@ -180,7 +203,7 @@ class KVCache:
         self._num_nameless_free = self.num_usable_blocks
         self._by_hash.clear()
         self._twins.clear()
-        self._add_stats(PrefixCacheStats(reset=True))
+        self._stats = replace(self._stats, reset=True)
         if self._events is not None:
             self._events.append(AllBlocksCleared())
         return True
@@ -199,6 +222,25 @@ class KVCache:
         """Return queries and hits since the last call."""
         stats, self._stats = self._stats, _NO_STATS
         return stats
+
+    def _hold(self, sequence: TokenSequence, hits: list[Block]) -> None:
+        for block in hits:
+            if not block.num_holders:
+                del self._named_free[block]
+            block.num_holders += 1
+        sequence.named_blocks = hits.copy()
+        sequence.num_blocks = len(hits)
+        self._record(sequence, len(hits) * self.block_size)
+
+    def _give(self, sequence: TokenSequence, new: int) -> bool:
+        """Give a sequence so many blocks; False, with nothing changed: there are too few."""
+        if new > self._num_nameless_free:
+            if new > self.num_free_blocks:
+                return False
+            self._take_names(new - self._num_nameless_free)
+        self._num_nameless_free -= new
+        sequence.num_blocks += new
+        return True
 
     def _take_names(self, count: int) -> None:
         """Take the names from so many free blocks, those that went unused for longest."""
@@ -225,24 +267,8 @@ class KVCache:
     def _record(self, sequence: TokenSequence, num_hit_tokens: int) -> None:
         if not self.enable_prefix_caching or sequence.skip_reading_prefix_cache:
             return
-        queries = sequence.num_tokens
-        if sequence.num_preemptions:
-            stats = PrefixCacheStats(preempted_requests=1, preempted_queries=queries, preempted_hits=num_hit_tokens)
-        else:
-            stats = PrefixCacheStats(requests=1, queries=queries, hits=num_hit_tokens)
-        self._add_stats(stats)
-
-    def _add_stats(self, more: PrefixCacheStats) -> None:
-        so_far = self._stats
-        self._stats = PrefixCacheStats(
-            reset=so_far.reset or more.reset,
-            requests=so_far.requests + more.requests,
-            queries=so_far.queries + more.queries,
-            hits=so_far.hits + more.hits,
-            preempted_requests=so_far.preempted_requests + more.preempted_requests,
-            preempted_queries=so_far.preempted_queries + more.preempted_queries,
-            preempted_hits=so_far.preempted_hits + more.preempted_hits,
-        )
+        is_resumed = sequence.num_preemptions > 0
+        self._stats = self._stats.with_lookup(sequence.num_tokens, num_hit_tokens, is_resumed=is_resumed)
 
     def _stored(self, sequence: TokenSequence, first: int, end: int) -> BlockStored:
         names, lora = sequence.hashes.known, sequence.lora_request

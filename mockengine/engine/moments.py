@@ -46,6 +46,7 @@ class MomentRunner(ScheduledRunner):
 
     def __init__(
         self,
+        rank: int,
         config: EngineConfig,
         batching: BatchingConfig | None,
         source: TokenSource,
@@ -55,7 +56,8 @@ class MomentRunner(ScheduledRunner):
         """Begin with nothing to do.
 
         Args:
-            config: what the engine plays.
+            rank: of the engine.
+            config: what it plays.
             batching: its limits and its cache; None is without any.
             source: of tokens.
             timing: when requests say something.
@@ -65,7 +67,7 @@ class MomentRunner(ScheduledRunner):
         self._is_limited = batching is not None
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
-        super().__init__(make_requests(config, limits, source, kv_event_sink))
+        super().__init__(make_requests(rank, config, limits, source, kv_event_sink))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due; entries of the heap that say something else are old.
@@ -102,19 +104,24 @@ class MomentRunner(ScheduledRunner):
         return super().take_all()
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
-        """Return when somebody is due next, `now` if somebody may be admitted or heard again, or None."""
+        """Return when somebody or a transfer is due next, `now` if somebody may be admitted or heard again, or None."""
+        transfer_due = self._requests.transfer_due
         if not self._requests.by_id:
-            return None
+            return transfer_due
         if self._has_news or not self._blocked <= blocked:
             return now
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heappop(self._heap)
-        return max(self._heap[0][0], self._not_before) if self._heap else None
+        if not self._heap:
+            return transfer_due
+        due = max(self._heap[0][0], self._not_before)
+        return due if transfer_due is None else min(due, transfer_due)
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
         """Let everybody who is due say what they have to, and admit whom there is room for."""
         self._note_blocked(blocked)
         self._release(now)
+        self._requests.end_transfers(now)
         step = self._scheduler.schedule(now)
         self._has_news = bool(step.preempted)
         for sequence in step.preempted:
@@ -127,6 +134,7 @@ class MomentRunner(ScheduledRunner):
             uncached = sequence.num_prompt_tokens - sequence.num_cached_tokens
             self._put_off(sequence, now + self._timing.first_token_s(self._key(sequence), uncached, factor))
         result = self._scheduler.update(step)
+        self._requests.begin_transfers(step, result, now)
         spoken = self._requests.say(result, loosely=True)
         self._put_off_all(result, factor)
         self._requests.publish()

@@ -44,6 +44,9 @@ class Observer(Protocol):
     def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:
         """Hear that a request was answered with an error instead of being accepted."""
 
+    def transfer_ignored(self, request_id: str, engine: int, client: int, reason: str) -> None:
+        """Hear that a request's `kv_transfer_params` cannot be followed; it is computed here."""
+
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:
         """Hear that a message could not be read; no client means that it came from the coordinator."""
 

@@ -4,6 +4,9 @@
 It knows what it says next. It does not know when, nor beside whom.
 """
 
+from collections.abc import Mapping
+
+from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
 from mockengine.replies import TokenSource
 from mockengine.replies.length import Ending
@@ -22,6 +25,7 @@ class Request:
         output_tokens: tokens said so far.
         key: identifies the reply to the source of tokens.
         is_in_running_set: whether it is a row there.
+        kv_transfer: its part in prefill/decode disaggregation.
 
     """
 
@@ -39,7 +43,9 @@ class Request:
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None
+        self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
+        self.kv_transfer: KvTransfer | None = None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -58,14 +64,21 @@ class Request:
             return None
         return self._ending.finish_reason
 
-    def tell(self, events: tuple[EngineCoreEvent, ...], prefill_stats: PrefillStats | None = None) -> None:
+    def tell(
+        self,
+        events: tuple[EngineCoreEvent, ...],
+        prefill_stats: PrefillStats | None = None,
+        kv_transfer_params: Mapping[str, object] | None = None,
+    ) -> None:
         """Have the next output tell more than tokens.
 
         Args:
             events: what has happened since the last output.
             prefill_stats: how the prompt was computed, for the first output; None is as a whole.
+            kv_transfer_params: for the last output, what another instance needs to load its blocks.
 
         """
+        self._kv_transfer_params = kv_transfer_params
         self._events = events
         self._prefill_stats = prefill_stats
 
@@ -81,6 +94,7 @@ class Request:
             new_token_ids=tokens,
             finish_reason=self.finish_reason,
             events=events,
+            kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,
             prefill_stats=prefill_stats if is_first else None,
         )

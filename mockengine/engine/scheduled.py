@@ -13,13 +13,15 @@ from math import isnan
 from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.kv_connector import KvConnector
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduler import SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.speakers import Speakers
 from mockengine.engine.speculative import make_scheduler
-from mockengine.engine.steps import StepResult
+from mockengine.engine.steps import Step, StepResult
+from mockengine.engine.transfers import Transfers
 from mockengine.replies import TokenSource
 from mockengine.wire.kv_events import KVCacheEvent
 from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
@@ -37,12 +39,18 @@ class ScheduledRequests:
     """The requests of a rank, their sequences, and what schedules these."""
 
     def __init__(
-        self, config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
+        self,
+        rank: int,
+        config: EngineConfig,
+        batching: BatchingConfig,
+        source: TokenSource,
+        kv_event_sink: KvEventSink | None,
     ) -> None:
         """Begin with nothing to do.
 
         Args:
-            config: what the engine plays.
+            rank: of the engine.
+            config: what it plays.
             batching: its limits and its cache.
             source: of tokens.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
@@ -57,14 +65,20 @@ class ScheduledRequests:
             tokens_per_step=config.output_token_chunk_size,
             num_spec_tokens=config.num_spec_tokens,
         )
+        connector = None
+        if config.kv_transfer is not None:
+            connector = KvConnector(config.kv_transfer, rank, config.data_parallel_size)
         self.scheduler = make_scheduler(
             limits,
             batching.num_gpu_blocks,
             config.block_size,
             enable_prefix_caching=batching.enable_prefix_caching,
             enable_kv_cache_events=kv_event_sink is not None,
+            connector=connector,
         )
         self.cache = self.scheduler.cache
+        self._connector = connector
+        self._transfers = None if connector is None else Transfers(connector, self.scheduler)
         self.speakers = Speakers(source, config.output_token_chunk_size)
         self.by_id: dict[str, Request] = {}
         self.sequences: dict[str, TokenSequence] = {}
@@ -121,12 +135,33 @@ class ScheduledRequests:
         for index, news in result.news.items():
             if news.events or news.prefill_stats:
                 self.speakers.set_apart(requests[index])
-            requests[index].tell(news.events, news.prefill_stats)
+            requests[index].tell(news.events, news.prefill_stats, news.kv_transfer_params)
         spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
         spoken.first_client = requests[0].client if requests else None
         for request, _ in spoken.finished:
             del self.by_id[request.request_id], self.sequences[request.request_id]
         return spoken
+
+    # Other instances.
+
+    @property
+    def transfer_due(self) -> float | None:
+        """When the next transfer ends; None: there is none."""
+        return None if self._transfers is None else self._transfers.due
+
+    def begin_transfers(self, step: Step | None, result: StepResult | None, now: float) -> None:
+        """Begin what has to be loaded since a step was scheduled, or kept since one has ended."""
+        if self._transfers is not None:
+            if step is not None:
+                self._transfers.load(step, now)
+            if result is not None:
+                self._transfers.keep(result, now)
+
+    def end_transfers(self, now: float) -> bool:
+        """End the transfers that are over; tell whether there was any."""
+        return self._transfers is not None and self._transfers.end(now)
+
+    # What is reported.
 
     def publish(self) -> None:
         """Tell of what has happened to blocks."""
@@ -149,8 +184,15 @@ class ScheduledRequests:
         )
 
     def take_stats(self) -> SchedulerStats:
-        """Return that, and queries and hits of the prefix cache since the call before."""
-        return replace(self.load(), prefix_cache_stats=self.cache.take_stats())
+        """Return that, and queries and hits of the caches since the call before."""
+        stats = replace(self.load(), prefix_cache_stats=self.cache.take_stats())
+        if self._connector is None:
+            return stats
+        return replace(
+            stats,
+            num_kv_fetch_reqs_by_stage=self._connector.stages,
+            connector_prefix_cache_stats=self._connector.take_stats(),
+        )
 
 
 class ScheduledRunner:
@@ -253,6 +295,7 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource
         cache_salt=_salt(asked),
         mm_features=_features_within(asked.mm_features, num_prompt_tokens),
         skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+        kv_transfer=request.kv_transfer,
     )
 
 

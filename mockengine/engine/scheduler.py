@@ -11,15 +11,22 @@ be scheduled before the result of this one has arrived. `update` takes the resul
 their way to a sequence that has been preempted meanwhile are *stale*: its tokens are delivered all the same, and it
 waits for them, unless it was preempted by a reset of the cache, which drops them.
 
+With a connector, a sequence whose prompt another instance has computed gets its blocks, and waits until these are
+loaded before it runs; one that another instance goes on with keeps its blocks when it ends.
+
 It reads no clock, sends nothing and knows token ids only as what blocks are named after.
 """
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from typing import Final, Literal
 
-from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.kv_cache import DetachedBlocks, KVCache
+from mockengine.engine.kv_connector import KvConnector
+from mockengine.engine.kv_transfer import FetchStage
 from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.steps import News, Step, StepResult
 from mockengine.engine.waiting import ArrivalQueue, PriorityQueue, WaitingQueue
@@ -76,8 +83,8 @@ class Scheduler:
 
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
-        """Begin with nothing to do.
+    def __init__(self, config: SchedulerConfig, cache: KVCache, connector: KvConnector | None = None) -> None:
+        """Begin with nothing to do; without a connector no block comes from or goes to another instance.
 
         Raises:
             ValueError: a sequence of `max_model_len` tokens could never be computed and would wait for ever.
@@ -98,10 +105,16 @@ class Scheduler:
         self.pause_state = PauseState.UNPAUSED
         self._config = config
         self._sequences: dict[str, TokenSequence] = {}
-        self._waiting: WaitingQueue = PriorityQueue() if config.policy == "priority" else ArrivalQueue()
+        self._connector = connector
+        queue = PriorityQueue if config.policy == "priority" else ArrivalQueue
+        self._waiting: WaitingQueue = queue()
+        # They hold blocks, so they go first.
+        self._loading: WaitingQueue = queue()
         self._skipped: set[TokenSequence] = set()
         self._preempted: list[TokenSequence] = []
         self._under_way: deque[Step] = deque()
+        # Blocks that are free when the step of that number has ended.
+        self._detached: deque[tuple[int, DetachedBlocks]] = deque()
         self._last_step = 0
         self._has_ended_some = False
 
@@ -110,7 +123,7 @@ class Scheduler:
     @property
     def waiting(self) -> list[TokenSequence]:
         """Sequences that wait, in the order in which they are admitted."""
-        return list(self._waiting)
+        return [*self._loading, *self._waiting]
 
     @property
     def num_running(self) -> int:
@@ -120,7 +133,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for room."""
-        return len(self._waiting) - len(self._skipped)
+        return len(self._loading) + len(self._waiting) - len(self._skipped)
 
     @property
     def num_skipped(self) -> int:
@@ -134,9 +147,9 @@ class Scheduler:
             return True
         match self.pause_state:
             case PauseState.UNPAUSED:
-                return bool(self.running or self._waiting)
+                return bool(self.running or self._waiting or self._loading)
             case PauseState.PAUSED_NEW:
-                return bool(self.running)
+                return bool(self.running or self._loading)
             case PauseState.PAUSED_ALL:
                 return False
 
@@ -156,6 +169,8 @@ class Scheduler:
         self._waiting.add(sequence)
         if sequence.is_blocked:
             self._skipped.add(sequence)
+        if self._connector is not None and sequence.kv_transfer is not None and sequence.kv_transfer.do_remote_prefill:
+            self._connector.move(sequence, FetchStage.WAITING_TO_START)
 
     def abort(self, request_id: str) -> TokenSequence | None:
         """End a sequence, wherever it is; results on their way to it are ignored. None: there is no such sequence."""
@@ -164,8 +179,23 @@ class Scheduler:
             return None
         if sequence.status is _RUNNING:
             self.running.remove(sequence)
-        self._end(sequence)
+        transfer = sequence.kv_transfer
+        # Into blocks that are being loaded somebody else writes.
+        self._end(sequence, keeps_blocks=transfer is not None and transfer.stage is FetchStage.IN_PROGRESS)
         return sequence
+
+    def end_load(self, sequence: TokenSequence) -> None:
+        """Take note that the blocks of a sequence are loaded, be it that it has been aborted meanwhile."""
+        if sequence.status is Status.FINISHED:
+            self._free(sequence)
+        elif self._connector is not None:
+            self._connector.move(sequence, FetchStage.COMPLETED_WAITING)
+
+    def release(self, sequence: TokenSequence) -> None:
+        """Free the blocks of a sequence that has ended and kept them."""
+        if self._connector is not None:
+            self._connector.released(sequence)
+        self._free(sequence)
 
     def reset_prefix_cache(self, reset_running: bool = False, now: float = 0.0) -> bool:  # noqa: FBT001, FBT002 - vLLM's
         """Forget what is cached.
@@ -190,12 +220,12 @@ class Scheduler:
         step = Step(self._last_step)
         budget = self._config.max_num_batched_tokens
         threshold = self._config.long_prefill_token_threshold
-        if not threshold or len(self.running) + len(self._waiting) <= 1:
+        if not threshold or len(self.running) + len(self._waiting) + len(self._loading) <= 1:
             threshold = budget
         if self.pause_state is not PauseState.PAUSED_ALL:
             num_preempted = len(self._preempted)
             budget = self._schedule_running(step, budget, threshold, now)
-            if self.pause_state is PauseState.UNPAUSED and len(self._preempted) == num_preempted:
+            if len(self._preempted) == num_preempted:
                 self._schedule_waiting(step, budget, threshold, now)
         step.preempted, self._preempted = self._preempted, []
         self._has_ended_some = False
@@ -206,6 +236,8 @@ class Scheduler:
         """Take in the result of a step, the oldest under way, and return what it brings to whom."""
         if self._under_way.popleft() is not step:
             raise ValueError(f"the result of step {step.number} does not arrive in order")
+        while self._detached and self._detached[0][0] <= step.number:
+            self.cache.free(self._detached.popleft()[1])
         result = StepResult()
         sequences, counts = result.sequences, result.num_new_tokens
         for sequence, count in zip(step.sequences, step.num_sampled, strict=True):
@@ -249,13 +281,12 @@ class Scheduler:
                 count = min(threshold, budget)
             upto = computed + count
             if upto >= sequence.needs_cache_at and not extend(sequence, upto):
-                freed = self._make_room(step, sequence, upto, now)
-                if freed is None:
-                    if self._config.policy == "priority":
-                        # Those after it are of a higher priority, and it has left its blocks to them.
+                budget += self._make_room(step, sequence, upto, now)
+                if sequence.num_blocks * self.cache.block_size < upto:
+                    # If it had to go itself, what it leaves may do for others that have more priority.
+                    if self._config.policy == "priority" and not sequence.num_blocks:
                         continue
                     break
-                budget += freed
             sampled = per_step if upto == end else 0
             if sampled > room:  # noqa: PLR1730 - calling min() costs more than anything else here
                 sampled = room
@@ -268,24 +299,29 @@ class Scheduler:
             num_sampled.append(sampled)
         return budget
 
-    def _make_room(self, step: Step, sequence: TokenSequence, upto: int, now: float) -> int | None:
-        """Preempt until a sequence has blocks for so many tokens.
+    def _make_room(self, step: Step, sequence: TokenSequence, upto: int, now: float) -> int:
+        """Preempt until a sequence has blocks for so many tokens, had to go itself, or nobody can go yet.
 
         Returns:
-            Tokens that are not computed in this step therefore, or None: it had to go itself.
+            Tokens that are not computed in this step therefore.
 
         """
         freed = 0
         while not self.cache.extend(sequence, upto):
             if self._config.policy == "priority":
                 victim = max(self.running, key=lambda each: (each.priority, each.arrival_time))
+            else:
+                victim = self.running[-1]
+            if self._is_written(victim):
+                break
+            if self._config.policy == "priority":
                 self.running.remove(victim)
                 freed += step.withdraw(victim)
             else:
-                victim = self.running.pop()
-            self._preempt(victim, now)
+                self.running.pop()
+            self._preempt(victim, now, drops_stale=self._connector is not None and self._connector.must_deliver)
             if victim is sequence:
-                return None
+                break
         return freed
 
     def _schedule_waiting(self, step: Step, budget: int, threshold: int, now: float) -> None:
@@ -294,10 +330,10 @@ class Scheduler:
         loras: set[int] = set()
         if self._config.max_loras is not None:
             loras = {sequence.lora_request.int_id for sequence in step.sequences if sequence.lora_request}
-        for sequence in self._waiting:
+        for sequence in self._candidates():
             if not budget or len(self.running) >= self._config.max_num_seqs:
                 break
-            if sequence.is_blocked or self._must_wait(sequence, loras):
+            if sequence.is_blocked or self._must_wait(step, sequence, loras):
                 self._skipped.add(sequence)
                 continue
             count = self._admit(step, sequence, budget, threshold)
@@ -312,16 +348,56 @@ class Scheduler:
         for sequence in admitted:
             self._leave_queue(sequence)
             sequence.status = _RUNNING
+        for sequence in step.loading:
+            self._waiting.remove(sequence)
+            self._loading.add(sequence)
 
-    def _must_wait(self, sequence: TokenSequence, loras: set[int]) -> bool:
+    def _candidates(self) -> Iterable[TokenSequence]:
+        """Return who may be admitted, in order."""
+        return chain(self._loading, self._waiting) if self.pause_state is PauseState.UNPAUSED else self._loading
+
+    def _must_wait(self, step: Step, sequence: TokenSequence, loras: set[int]) -> bool:
         """Whether it waits for something else than room, although it is not blocked."""
         if self._is_stale(sequence) and not sequence.drops_stale:
             return True
         lora, most = sequence.lora_request, self._config.max_loras
-        return lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras
+        if lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras:
+            return True
+        return sequence.kv_transfer is not None and self._loads(step, sequence)
+
+    def _loads(self, step: Step, sequence: TokenSequence) -> bool:
+        """Tell whether blocks of a sequence are being loaded, which begins here if there is room for them."""
+        transfer, connector = sequence.kv_transfer, self._connector
+        if transfer is None or connector is None:
+            return False
+        if transfer.is_loading:
+            return transfer.stage is FetchStage.IN_PROGRESS
+        if not connector.loads(sequence):
+            connector.move(sequence, FetchStage.NONE)
+            return False
+        hits = self.cache.find(sequence)
+        local = len(hits) * self.cache.block_size
+        external = sequence.num_prompt_tokens - local
+        if not self.cache.admit_to_load(sequence, hits, local + external, self._num_reserved_blocks()):
+            return False
+        connector.admitted(sequence, local, external)
+        connector.move(sequence, FetchStage.IN_PROGRESS)
+        sequence.num_cached_tokens = local + external
+        step.loading.append(sequence)
+        return True
+
+    def _num_reserved_blocks(self) -> int:
+        """Return how many blocks those lack whose prompt is being computed."""
+        return sum(
+            self.cache.blocks_for(sequence.num_tokens) - sequence.num_blocks
+            for sequence in self.running
+            if sequence.num_computed_tokens < sequence.num_tokens
+        )
 
     def _admit(self, step: Step, sequence: TokenSequence, budget: int, threshold: int) -> int | None:
         """Give a sequence blocks and schedule its first tokens; return how many, or None: it has to wait."""
+        if sequence.kv_transfer is not None and sequence.kv_transfer.stage is not FetchStage.NONE:
+            return self._admit_loaded(step, sequence)
         hits = self.cache.find(sequence)
         computed = len(hits) * self.cache.block_size
         count = min(sequence.num_tokens - computed, threshold)
@@ -332,11 +408,29 @@ class Scheduler:
             count = min(count, sequence.num_tokens - computed - 1)
         if not self.cache.admit(sequence, hits, computed + count):
             return None
+        if self._connector is not None:
+            self._connector.admitted(sequence, computed, 0)
         if sequence.status is Status.PREEMPTED:
             step.resumed.append(sequence)
         else:
             step.new.append(sequence)
             sequence.num_cached_tokens = computed
+        self._enter(step, sequence, computed, count)
+        return count
+
+    def _admit_loaded(self, step: Step, sequence: TokenSequence) -> int | None:
+        """Do likewise for one whose prompt has been loaded and has its blocks: its last token is computed anyway."""
+        if sequence.kv_transfer is None or not sequence.kv_transfer.is_loading:
+            # There was no room for what it has to load.
+            return None
+        self.cache.name_blocks(sequence, sequence.num_tokens)
+        count = 0 if sequence.leaves_a_token else 1
+        step.new.append(sequence)
+        self._enter(step, sequence, sequence.num_tokens - 1, count)
+        return count
+
+    def _enter(self, step: Step, sequence: TokenSequence, computed: int, count: int) -> None:
+        """Schedule the first tokens of a sequence that has its blocks."""
         sampled = 0
         if computed + count == sequence.num_tokens:
             sampled = min(self._config.tokens_per_step, sequence.limit - sequence.num_tokens)
@@ -346,11 +440,10 @@ class Scheduler:
         step.num_computed.append(computed)
         step.num_tokens.append(count)
         step.num_sampled.append(sampled)
-        return count
 
     def _preempt(self, sequence: TokenSequence, now: float, *, drops_stale: bool = False) -> None:
         """Take everything from a sequence that has left the running ones, and put it before those that wait."""
-        self.cache.free(sequence)
+        self._free(sequence)
         # What is dropped is computed again, so what came after it is too.
         sequence.drops_stale = drops_stale or (sequence.drops_stale and self._is_stale(sequence))
         on_their_way = (step.number for step in self._under_way if sequence in step)
@@ -385,10 +478,9 @@ class Scheduler:
         is_finished = sequence.num_output_tokens >= sequence.stops_after
         events, sequence.events = tuple(sequence.events), []
         prefill_stats = self._prefill_stats(sequence)
-        if is_finished:
-            self._end(sequence)
+        params = self._finish(result, sequence, prefill_stats) if is_finished else None
         if events or prefill_stats or is_finished:
-            result.news[len(result.sequences)] = News(events, prefill_stats, is_finished)
+            result.news[len(result.sequences)] = News(events, prefill_stats, is_finished, params)
         result.sequences.append(sequence)
         result.num_new_tokens.append(count)
 
@@ -398,24 +490,59 @@ class Scheduler:
             return None
         sequence.has_said_something = True
         prompt, cached = sequence.num_prompt_tokens, sequence.num_cached_tokens
+        external = 0 if sequence.kv_transfer is None else sequence.kv_transfer.num_external_tokens
         named = min(len(sequence.named_blocks) * self.cache.block_size, prompt)
         return PrefillStats(
             num_prompt_tokens=prompt,
             num_computed_tokens=prompt - cached,
             num_cached_tokens=cached,
-            num_local_cached_tokens=cached,
+            num_local_cached_tokens=cached - external,
+            num_external_cached_tokens=external,
             num_cache_creation_tokens=max(0, named - cached),
         )
 
-    def _end(self, sequence: TokenSequence) -> None:
+    def _finish(
+        self, result: StepResult, sequence: TokenSequence, prefill_stats: PrefillStats | None
+    ) -> Mapping[str, object] | None:
+        """End a sequence that has said its last token; return what another instance needs that goes on with it."""
+        transfer = sequence.kv_transfer
+        if self._connector is None or transfer is None:
+            self._end(sequence)
+            return None
+        params = self._connector.finished(sequence, self.cache.block_size, prefill_stats)
+        self._end(sequence, keeps_blocks=transfer.num_kept_blocks > 0)
+        if transfer.num_kept_blocks:
+            result.kept.append(sequence)
+        return params
+
+    def _end(self, sequence: TokenSequence, *, keeps_blocks: bool = False) -> None:
         if sequence.status is not _RUNNING:
             self._leave_queue(sequence)
-        self.cache.free(sequence)
+        if not keeps_blocks:
+            self._free(sequence)
         sequence.status = Status.FINISHED
         sequence.is_plain = False
         del self._sequences[sequence.request_id]
         self._has_ended_some = True
 
+    def _free(self, sequence: TokenSequence) -> None:
+        """Free the blocks of a sequence, as soon as nothing may be written into them any more."""
+        if self._is_written(sequence):
+            last = max(step.number for step in self._under_way if not step.is_empty)
+            self._detached.append((last, self.cache.detach(sequence)))
+        else:
+            self.cache.free(sequence)
+
+    def _is_written(self, sequence: TokenSequence) -> bool:
+        """Tell whether a step under way writes into blocks of a sequence, where that matters."""
+        if self._connector is None or not self._connector.must_not_overtake:
+            return False
+        return any(sequence in step for step in self._under_way)
+
     def _leave_queue(self, sequence: TokenSequence) -> None:
-        self._waiting.remove(sequence)
+        transfer = sequence.kv_transfer
+        queue = self._loading if transfer is not None and transfer.is_loading else self._waiting
+        queue.remove(sequence)
+        if self._connector is not None:
+            self._connector.move(sequence, FetchStage.NONE)
         self._skipped.discard(sequence)

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import Final, Protocol, TypeAlias
 
 from mockengine.engine.block_hash import Block, BlockHashes
+from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.wire.outputs import EngineCoreEvent
 from mockengine.wire.requests import LoraRequest, MultiModalFeature
 
@@ -71,6 +72,7 @@ class TokenSequence:
         cache_salt: set, it shares blocks with requests of the same salt only.
         mm_features: images and the like in its prompt, by offset.
         skip_reading_prefix_cache: it computes its whole prompt, whatever is cached.
+        kv_transfer: its part in prefill/decode disaggregation, where there is a connector.
         is_blocked: it is not admitted, as while its grammar is compiled, or stays where it is, if it runs.
         leaves_a_token: its admission leaves its last token to be computed, so that its next output comes when it is
             scheduled again.
@@ -100,6 +102,7 @@ class TokenSequence:
     cache_salt: str | None = None
     mm_features: tuple[MultiModalFeature, ...] = ()
     skip_reading_prefix_cache: bool = False
+    kv_transfer: KvTransfer | None = None
     is_blocked: bool = False
     leaves_a_token: bool = False
     verifier: Verifier = NO_DRAFTS

@@ -15,6 +15,7 @@ from typing import Final
 
 from mockengine.engine.block_hash import Block
 from mockengine.engine.kv_cache import KVCache
+from mockengine.engine.kv_connector import KvConnector
 from mockengine.engine.scheduler import Scheduler, SchedulerConfig
 from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.steps import Step, StepResult
@@ -99,13 +100,12 @@ class SpeculativeScheduler(Scheduler):
             upto = computed + count
             is_short = upto + num_spec_tokens > sequence.num_blocks * block_size
             if (is_short or sequence.num_tokens >= sequence.names_next_at) and not extend(sequence, upto):
-                freed = self._make_room(step, sequence, upto, now)
-                if freed is None:
+                budget += self._make_room(step, sequence, upto, now)
+                if not sequence.num_blocks:
+                    # It had to go itself; what it leaves may do for others that have more priority.
                     if self._config.policy == "priority":
-                        # Those after it are of a higher priority, and it has left its blocks to them.
                         continue
                     break
-                budget += freed
             if not drafts:
                 self._has_prefill = True
             sampled = 1 + upto - end if upto >= end else 0
@@ -212,8 +212,12 @@ def make_scheduler(
     *,
     enable_prefix_caching: bool,
     enable_kv_cache_events: bool,
+    connector: KvConnector | None = None,
 ) -> Scheduler:
-    """Return a scheduler with a cache of its own, which knows of drafts if there are any; raises as the scheduler."""
+    """Return a scheduler with a cache of its own, which knows of drafts if there are any; raises as the scheduler.
+
+    One that knows of drafts knows of no other instances.
+    """
     if not config.num_spec_tokens:
         cache = KVCache(
             num_gpu_blocks,
@@ -221,7 +225,7 @@ def make_scheduler(
             enable_prefix_caching=enable_prefix_caching,
             enable_kv_cache_events=enable_kv_cache_events,
         )
-        return Scheduler(config, cache)
+        return Scheduler(config, cache, connector)
     ahead = LookaheadCache(
         num_gpu_blocks,
         block_size,

@@ -2,7 +2,7 @@
 """Steps of the scheduler: what one computes, what has come of it, and how many are under way at once."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -25,6 +25,7 @@ class Step:
         new: sequences admitted for the first time.
         resumed: sequences admitted again after a preemption.
         preempted: sequences that lost their blocks since the step before.
+        loading: sequences that got blocks and wait for these to be loaded from another instance.
 
     """
 
@@ -36,6 +37,7 @@ class Step:
     new: list[TokenSequence] = field(default_factory=list)
     resumed: list[TokenSequence] = field(default_factory=list)
     preempted: list[TokenSequence] = field(default_factory=list)
+    loading: list[TokenSequence] = field(default_factory=list)
     _members: frozenset[TokenSequence] | None = field(default=None, init=False)
 
     def __contains__(self, sequence: TokenSequence) -> bool:
@@ -88,12 +90,14 @@ class News:
         events: what happened to the request since its last output.
         prefill_stats: with the first output.
         is_finished: it is the last output.
+        kv_transfer_params: with the last output, what another instance needs to load its blocks.
 
     """
 
     events: tuple[EngineCoreEvent, ...]
     prefill_stats: PrefillStats | None
     is_finished: bool
+    kv_transfer_params: Mapping[str, object] | None = None
 
 
 class Progress(NamedTuple):
@@ -114,12 +118,14 @@ class StepResult:
         sequences: those with an output.
         num_new_tokens: their new tokens, for each of them.
         news: what else there is to say, by index.
+        kept: sequences that have ended and whose blocks are kept.
 
     """
 
     sequences: list[TokenSequence] = field(default_factory=list)
     num_new_tokens: list[int] = field(default_factory=list)
     news: dict[int, News] = field(default_factory=dict)
+    kept: list[TokenSequence] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Progress]:
         for index, (sequence, count) in enumerate(zip(self.sequences, self.num_new_tokens, strict=True)):

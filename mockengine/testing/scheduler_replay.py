@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from mockengine.engine.drafts import Acceptance, DraftCounts, Drafts, SpeculationConfig
+from mockengine.engine.kv_connector import KvConnector
+from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.scheduler import PauseState, SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.speculative import make_scheduler
@@ -112,7 +114,7 @@ class _RecordedAcceptance(Acceptance):
 class Replay:
     """One scenario on one scheduler."""
 
-    def __init__(self, config: Mapping[str, Json]) -> None:
+    def __init__(self, config: Mapping[str, Json], connector: KvConnector | None = None) -> None:
         self._max_model_len: int = config["model_len"]
         self._has_events: bool = config.get("kv_events", False)
         self._speculation: SpeculationConfig | None = None
@@ -136,6 +138,7 @@ class Replay:
             config["block_size"],
             enable_prefix_caching=config["prefix"],
             enable_kv_cache_events=self._has_events,
+            connector=connector,
         )
         self._cache = self._scheduler.cache
         self._pipeline = Pipeline(self._scheduler, 2 if config["async_sched"] else 1)
@@ -159,7 +162,7 @@ class Replay:
                 _, what, argument = left.pop(0)
                 self._apply(what, argument)
             if self._pipeline.is_busy:
-                rows.append(self._row())
+                rows.append(self.row())
         return rows
 
     def _apply(self, what: str, argument: Json) -> None:
@@ -196,6 +199,7 @@ class Replay:
                 for identifier, offset, length in request.get("mm", ())
             ),
             skip_reading_prefix_cache=request.get("skip", False),
+            kv_transfer=self.kv_transfer(request),
         )
         if self._speculation is not None:
             drafts = Drafts(self._speculation, self._acceptance, self._counts, index)
@@ -203,7 +207,12 @@ class Replay:
         self._replies[sequence] = reply
         self._scheduler.add(sequence)
 
-    def _row(self) -> Json:
+    def kv_transfer(self, request: Mapping[str, Json]) -> KvTransfer | None:  # noqa: ARG002 - for those who have one
+        """Return a request's part in disaggregation, which a scenario alone does not tell."""
+        return None
+
+    def row(self) -> Json:
+        """Make a step and return its row."""
         step, is_due = self._pipeline.start()
         scheduled = self._scheduled(step) if step is not None else []
         result = self._finish() if is_due else None

@@ -4,8 +4,8 @@
 Always full maps: a Rust frontend dies of a missing key, and every frontend of a negative count.
 """
 
-from dataclasses import field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
 
 from mockengine.wire.codec import WireError
 from mockengine.wire.record import keyword_record, record
@@ -43,9 +43,46 @@ class PrefixCacheStats:
     preempted_queries: int = 0
     preempted_hits: int = 0
 
+    def with_lookup(self, queries: int, hits: int, *, is_resumed: bool) -> "PrefixCacheStats":
+        """Return these with one request more, which was looked up anew if it is resumed after a preemption."""
+        fresh, resumed = (0, 1) if is_resumed else (1, 0)
+        # dataclasses.replace takes twice as long, once per request.
+        return PrefixCacheStats(
+            self.reset,
+            self.requests + fresh,
+            self.queries + fresh * queries,
+            self.hits + fresh * hits,
+            self.preempted_requests + resumed,
+            self.preempted_queries + resumed * queries,
+            self.preempted_hits + resumed * hits,
+        )
+
+    def to_wire(self, source: str | None = None) -> dict[str, Any]:
+        """Return the map; raises ValueError on a negative count.
+
+        Args:
+            source: what `hits_by_source` says of the hits; None is nothing, as a real engine says of its own cache.
+
+        """
+        by_source = {source: self.hits} if source is not None and self.hits else {}
+        return _not_negative(_shallow(self)) | {"hits_by_source": by_source}
+
+
+@dataclass(frozen=True, slots=True)
+class KvFetchStages:
+    """How many waiting requests are how far with loading what another instance has computed."""
+
+    waiting_to_start: int = 0
+    in_progress: int = 0
+    completed_waiting: int = 0
+
     def to_wire(self) -> dict[str, Any]:
-        """Return the map with `hits_by_source`, empty as in a real engine; raises ValueError on a negative count."""
-        return _not_negative(_shallow(self)) | {"hits_by_source": {}}
+        """Return the map; raises ValueError on a negative count."""
+        return _not_negative(_shallow(self))
+
+
+_NO_FETCHES: Final = KvFetchStages()
+_FROM_OTHER_INSTANCES: Final = "p2p"
 
 
 @keyword_record
@@ -85,6 +122,8 @@ class SchedulerStats:
         kv_cache_usage: 0 to 1.
         step_counter, current_wave: for the coordinator only; 0 towards clients.
         spec_decoding_stats: None where nothing was drafted.
+        num_kv_fetch_reqs_by_stage: those that load what other instances have computed.
+        connector_prefix_cache_stats: of other instances' caches; None without a connector.
 
     """
 
@@ -96,6 +135,8 @@ class SchedulerStats:
     kv_cache_usage: float = 0.0
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None
+    num_kv_fetch_reqs_by_stage: KvFetchStages = _NO_FETCHES
+    connector_prefix_cache_stats: PrefixCacheStats | None = None
 
     def to_wire(self, *, with_encoder_cache_usage: bool = False) -> dict[str, Any]:
         """Return the full map of 0.33, which every line accepts; 0.19 wants one key more.
@@ -104,17 +145,18 @@ class SchedulerStats:
             ValueError: a negative count.
 
         """
+        connector = self.connector_prefix_cache_stats
         stats = {
             "num_running_reqs": self.num_running_reqs,
             "num_waiting_reqs": self.num_waiting_reqs,
             "num_skipped_waiting_reqs": self.num_skipped_waiting_reqs,
-            "num_kv_fetch_reqs_by_stage": {"waiting_to_start": 0, "in_progress": 0, "completed_waiting": 0},
+            "num_kv_fetch_reqs_by_stage": self.num_kv_fetch_reqs_by_stage.to_wire(),
             "step_counter": self.step_counter,
             "current_wave": self.current_wave,
             "kv_cache_usage": self.kv_cache_usage,
             "iteration_details": None,
             "prefix_cache_stats": self.prefix_cache_stats.to_wire(),
-            "connector_prefix_cache_stats": None,
+            "connector_prefix_cache_stats": connector and connector.to_wire(_FROM_OTHER_INSTANCES),
             "kv_cache_eviction_events": [],
             "spec_decoding_stats": self.spec_decoding_stats and self.spec_decoding_stats.to_wire(),
             "kv_connector_stats": None,
@@ -139,22 +181,34 @@ def read_scheduler_stats(value: Any) -> SchedulerStats:
     stats = mapping(value, "scheduler_stats")
     if not isinstance(stats.get("kv_cache_eviction_events"), list):
         raise WireError("scheduler_stats.kv_cache_eviction_events: missing")
-    prefix = mapping(stats.get("prefix_cache_stats"), "scheduler_stats.prefix_cache_stats")
-    counts = {
-        item.name: integer(prefix.get(item.name), f"prefix_cache_stats.{item.name}")
-        for item in fields(PrefixCacheStats)
-        if item.name != "reset"
-    }
+    connector = stats.get("connector_prefix_cache_stats")
+    stages = mapping(stats.get("num_kv_fetch_reqs_by_stage", {}), "num_kv_fetch_reqs_by_stage")
     return SchedulerStats(
         num_running_reqs=integer(stats.get("num_running_reqs"), "num_running_reqs"),
         num_waiting_reqs=integer(stats.get("num_waiting_reqs"), "num_waiting_reqs"),
         num_skipped_waiting_reqs=integer(stats.get("num_skipped_waiting_reqs", 0), "num_skipped_waiting_reqs"),
+        num_kv_fetch_reqs_by_stage=KvFetchStages(
+            **{item.name: integer(stages.get(item.name, 0), item.name) for item in fields(KvFetchStages)}
+        ),
         step_counter=integer(stats.get("step_counter"), "step_counter"),
         current_wave=integer(stats.get("current_wave"), "current_wave"),
         kv_cache_usage=number(stats.get("kv_cache_usage"), "kv_cache_usage"),
-        prefix_cache_stats=PrefixCacheStats(reset=boolean(prefix.get("reset"), "prefix_cache_stats.reset"), **counts),
+        prefix_cache_stats=_read_prefix_cache_stats(stats.get("prefix_cache_stats"), "prefix_cache_stats"),
+        connector_prefix_cache_stats=(
+            None if connector is None else _read_prefix_cache_stats(connector, "connector_prefix_cache_stats")
+        ),
         spec_decoding_stats=_read_spec_decoding_stats(stats.get("spec_decoding_stats")),
     )
+
+
+def _read_prefix_cache_stats(value: Any, place: str) -> PrefixCacheStats:
+    stats = mapping(value, f"scheduler_stats.{place}")
+    counts = {
+        item.name: integer(stats.get(item.name), f"{place}.{item.name}")
+        for item in fields(PrefixCacheStats)
+        if item.name != "reset"
+    }
+    return PrefixCacheStats(reset=boolean(stats.get("reset"), f"{place}.reset"), **counts)
 
 
 def _read_spec_decoding_stats(value: Any) -> SpecDecodingStats | None:
@@ -180,7 +234,7 @@ def read_prefill_stats(value: Any) -> PrefillStats:
     return PrefillStats(**{item.name: integer(stats.get(item.name), item.name) for item in fields(PrefillStats)})
 
 
-def _shallow(stats: PrefillStats | PrefixCacheStats | SpecDecodingStats) -> dict[str, Any]:
+def _shallow(stats: PrefillStats | PrefixCacheStats | SpecDecodingStats | KvFetchStages) -> dict[str, Any]:
     """Return the fields by name; dataclasses.asdict copies each value, at ten times the cost, once per request."""
     return {name: getattr(stats, name) for name in stats.__dataclass_fields__}
 

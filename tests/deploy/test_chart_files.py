@@ -32,6 +32,8 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
         [0.5, 1, "0.5", "0.8,0.6,0.4", "[0.8, 0.6]", "1, 0"],
         ["", "x", 1.5, "1.5", "-0.5", "0.5,", "0.8;0.6", True],
     ),
+    "kv_engine_id": (["prefill", "a b", "é"], ["", "x" * 257]),
+    "nixl_side_channel_host": (["localhost", "prefill-0.prefill.svc", "10.0.0.7"], ["", "10.0.0.256", "a:1", "[::1]"]),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
     "vllm_version": (["auto", "0.19", "0.33", "0.33.0"], ["", "0.18", "1.0", "0.33.0.1", "v0.33.0"]),

@@ -12,7 +12,7 @@ from mockengine.testing.engine import EngineProcess
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from mockengine.testing.sockets import receive
-from tests.support import load_checks
+from tests.support import load_checks, transfer_checks
 from tests.support.load import fleet
 from tests.support.load_checks import PACED_ITL_S, PACED_TTFT_S, Fleet, quietest
 from tests.support.stack import MODEL
@@ -21,13 +21,23 @@ from tests.support.stack import MODEL
 @pytest.fixture(scope="module")
 def rust_fleet() -> Iterator[Fleet]:
     executable = rust_frontend(DEFAULT_VERSION)
-    with fleet(lambda size: RustFrontend(executable, MODEL, data_parallel_size=size), load_checks.ENGINES) as ranks:
+
+    def start(size: int) -> RustFrontend:
+        return RustFrontend(executable, MODEL, data_parallel_size=size, extra_args=transfer_checks.FRONTEND_ARGS)
+
+    with fleet(start, load_checks.ENGINES | transfer_checks.ENGINES) as ranks:
         yield ranks
 
 
 @pytest.mark.rust_frontend
 @pytest.mark.parametrize("check", [*load_checks.ALL, *load_checks.RUST], ids=lambda check: check.__name__)
 def test_load(rust_fleet: Fleet, check: Callable[[Fleet], None]) -> None:
+    check(rust_fleet)
+
+
+@pytest.mark.rust_frontend
+@pytest.mark.parametrize("check", transfer_checks.ALL, ids=lambda check: check.__name__)
+def test_transfers(rust_fleet: Fleet, check: Callable[[Fleet], None]) -> None:
     check(rust_fleet)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -131,9 +131,16 @@ class Rank:
 
     def complete(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Have one reply, whole."""
-        response = httpx.post(self._url, json=_body(prompt, max_tokens), headers=self._headers, timeout=_PATIENCE_S)
+        assert self.ask(prompt, max_tokens)["usage"]["completion_tokens"] == max_tokens
+
+    def ask(
+        self, prompt: Sequence[int], max_tokens: int, patience_s: float = _PATIENCE_S, **fields: object
+    ) -> dict[str, Any]:
+        """Have one reply, and return what it comes in."""
+        body = _body(prompt, max_tokens) | fields
+        response = httpx.post(self._url, json=body, headers=self._headers, timeout=patience_s)
         assert response.status_code == 200, response.text
-        assert response.json()["usage"]["completion_tokens"] == max_tokens
+        return dict(response.json())
 
     async def stream(self, client: httpx.AsyncClient, prompt: Sequence[int], max_tokens: int) -> Timed:
         """Have one reply, token by token."""

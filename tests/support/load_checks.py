@@ -22,7 +22,7 @@ _PRESSED_SLOTS = 8
 CHUNKS = (1, 4, 8)
 _RATES = (0.8, 0.6, 0.3)
 
-ENGINES: Mapping[str, Sequence[str]] = {
+ENGINES: dict[str, Sequence[str]] = {
     "slots": (f"--max-num-seqs={SLOTS}", "--timing=step", f"--step-base-ms={STEP_S}s"),
     "pressed": (f"--max-num-seqs={_PRESSED_SLOTS}", "--timing=step", f"--step-base-ms={_PRESSED_STEP_MS}"),
     "paced": (

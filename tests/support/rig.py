@@ -61,6 +61,7 @@ class Watcher:
     finished: list[tuple[Served, str, float]] = field(default_factory=list)
     refused: list[tuple[str, str]] = field(default_factory=list)
     dropped: list[Unreadable] = field(default_factory=list)
+    transfers_ignored: list[tuple[str, str]] = field(default_factory=list)
     contradicted: list[tuple[str, int]] = field(default_factory=list)
     tokens: int = 0
 
@@ -75,6 +76,9 @@ class Watcher:
 
     def request_refused(self, request_id: str, engine: int, client: int, reason: str) -> None:  # noqa: ARG002
         self.refused.append((request_id, reason))
+
+    def transfer_ignored(self, request_id: str, engine: int, client: int, reason: str) -> None:  # noqa: ARG002
+        self.transfers_ignored.append((request_id, reason))
 
     def message_dropped(self, message: Unreadable, engine: int, client: int | None) -> None:  # noqa: ARG002
         self.dropped.append(message)

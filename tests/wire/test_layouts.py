@@ -29,7 +29,7 @@ from mockengine.wire.outputs import (
 )
 from mockengine.wire.requests import EngineCoreRequest, LoraRequest, request_items
 from mockengine.wire.sampling import PoolingParams, SamplingParams
-from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from mockengine.wire.stats import KvFetchStages, PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from mockengine.wire.tensors import Tensor
 from tests.wire.forms import SEARCH, plain, token_ids
 
@@ -573,6 +573,8 @@ steps = st.builds(
             num_accepted_tokens_per_pos=counts,
             num_draft_tokens_per_pos=counts,
         ),
+        st.builds(KvFetchStages, *[unsigned] * 3),
+        st.none() | st.builds(PrefixCacheStats, st.booleans(), *[unsigned] * 6),
     ),
     finished_requests=st.lists(names, max_size=3).map(tuple),
     weight_version=st.none() | names,

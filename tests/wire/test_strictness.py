@@ -26,7 +26,7 @@ from mockengine.wire.outputs import (
     read_envelope,
     write_envelope,
 )
-from mockengine.wire.stats import PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
+from mockengine.wire.stats import KvFetchStages, PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from mockengine.wire.tensors import Tensor
 from mockengine.wire.utility import failure_message, unknown_method
 from tests.wire.forms import golden, plain
@@ -85,6 +85,8 @@ TENSOR_IDS, TENSOR_SCORES, TENSOR_RANKS = cells("int32", 1, 3), cells("float32",
         ),
         (step(replace(ONE_TOKEN, spec_decode_metrics=metrics(num_draft_tokens=-1))), "num_draft_tokens: a count"),
         (step(replace(ONE_TOKEN, spec_decode_metrics=metrics(histogram=(-1, 1)))), "histogram: a count is negative"),
+        (step(scheduler_stats=SchedulerStats(connector_prefix_cache_stats=PrefixCacheStats(hits=-1))), "hits: -1"),
+        (step(scheduler_stats=SchedulerStats(num_kv_fetch_reqs_by_stage=KvFetchStages(in_progress=-1))), "in_progress"),
         (step(replace(ONE_TOKEN, prefill_stats=PrefillStats(4, -1, 5))), "num_computed_tokens: -1"),
         (step(replace(ONE_TOKEN, pooling_output=SCORES)), "pooling_output: an array"),
         (step(replace(ONE_TOKEN, pooling_output=Tensor("float32", (2,), b"1234"))), "tensor: 4 bytes"),
@@ -205,6 +207,21 @@ def test_stats_we_write_are_the_full_map_in_the_order_of_a_real_engine() -> None
     stats = plain(payload)[2]
     assert list(stats) == list(STATS)
     assert list(stats["prefix_cache_stats"]) == list(STATS["prefix_cache_stats"])
+
+
+def test_hits_of_other_instances_are_those_of_peers() -> None:
+    lookups = PrefixCacheStats(requests=2, queries=100, hits=60, preempted_hits=5)
+    (payload,) = write_envelope(step(scheduler_stats=SchedulerStats(connector_prefix_cache_stats=lookups)))
+    assert plain(payload)[2]["connector_prefix_cache_stats"] == {
+        "reset": False,
+        "requests": 2,
+        "queries": 100,
+        "hits": 60,
+        "preempted_requests": 0,
+        "preempted_queries": 0,
+        "preempted_hits": 5,
+        "hits_by_source": {"p2p": 60},
+    }
 
 
 def test_usage_may_be_an_int() -> None:
