@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from mockengine.settings import Description, Settings, as_text, describe
 from mockengine.settings_rules import combination_problems
 from mockengine.settings_sources import load
+from mockengine.settings_types import ReasonError, acceptance_rates
 
 # Values of the settings whose values are neither numbers nor choices.
 _ENDPOINTS = st.sampled_from(["tcp://*:5557", "tcp://*:0", "tcp://router:1", "tcp://[::1]:5557", "ipc:///tmp/kv"])
@@ -337,12 +338,68 @@ def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *
         ({"kv_role": "consumer", "kv_transfer_ms": 1.0}, True),
         ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_525}, True),
         ({"start_rank": 9, "engine_count": 2, "kv_role": "both", "nixl_side_channel_port": 65_526}, False),
+        ({"kv_role": "both", "spec_tokens": 2}, False),
+        ({"spec_tokens": 0, "acceptance_rate": "0.7"}, False),
+        ({"spec_tokens": 0, "per_request_spec_decode_metrics": "none"}, False),
+        ({"spec_tokens": 2, "per_request_spec_decode_metrics": "none"}, True),
     ],
 )
 def test_what_would_have_no_effect_is_refused(values: dict[str, Any], *, works: bool) -> None:
     problems = list(combination_problems(values))
     assert (not problems) is works
     assert [names for names, _ in problems] == ([] if works else [tuple(values)])
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"spec_tokens": 3, "acceptance_rate": "0.7"}, None),
+        ({"spec_tokens": 3, "acceptance_rate": "0.9,0.7,0.7"}, None),
+        ({"spec_tokens": 3, "acceptance_rate": "0.9,0.7"}, "the list is 2 long (use 3 rates"),
+        ({"spec_tokens": 3, "acceptance_rate": "[0.9]"}, "the list is 1 long (use 3 rates"),
+        ({"output_token_chunk_size": 1, "spec_tokens": 3}, None),
+        ({"output_token_chunk_size": 2, "spec_tokens": 0}, None),
+        ({"output_token_chunk_size": 2, "spec_tokens": 3}, "both say how many tokens an output has"),
+        ({"load_model": "vllm", "max_num_batched_tokens": 4, "spec_tokens": 3}, None),
+        ({"load_model": "vllm", "max_num_batched_tokens": 3, "spec_tokens": 3}, "max_num_batched_tokens of at least 4"),
+        ({"load_model": "off", "max_num_batched_tokens": 3, "spec_tokens": 3}, None),
+    ],
+)
+def test_drafts_that_cannot_be_are_refused(values: dict[str, Any], said: str | None) -> None:
+    problems = list(combination_problems(values))
+    assert [names for names, _ in problems] == ([] if said is None else [tuple(values)])
+    assert all(said is not None and said in text for _, text in problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("0.7", 0.7),
+        ("1", 1.0),
+        ("0.8,0.6", (0.8, 0.6)),
+        ("0.8, 0.6", (0.8, 0.6)),
+        ("[0.8,0.6]", (0.8, 0.6)),
+        ("[0]", (0.0,)),
+    ],
+)
+def test_rates_are_a_number_or_a_list(text: str, rates: float | tuple[float, ...]) -> None:
+    assert acceptance_rates(text) == rates
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        *(
+            (text, "neither a number nor a list")
+            for text in ("", "x", "0.5,", "0.5;0.4", "[]", "[true]", '["1"]', "[" * 9_999)
+        ),
+        *((text, "between 0 and 1") for text in ("1.5", "-0.1", "NaN", "1e999", "0.5,-0.1")),
+        ("0.5,0.6", "no rate can be greater"),
+    ],
+)
+def test_what_is_no_rate_is_told(text: str, reason: str) -> None:
+    with pytest.raises(ReasonError, match=reason):
+        acceptance_rates(text)
 
 
 def test_a_pace_is_scaled_like_every_other_duration() -> None:

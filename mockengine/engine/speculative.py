@@ -112,7 +112,7 @@ class SpeculativeScheduler(Scheduler):
             budget -= count
             sequence.num_computed_tokens = upto
             sequence.num_output_placeholders += sampled
-            sequence.num_draft_tokens = self._num_spec_tokens if sampled else 0
+            sequence.num_draft_tokens = num_spec_tokens if sampled else 0
             step.sequences.append(sequence)
             step.num_computed.append(computed)
             step.num_tokens.append(count)
@@ -144,7 +144,7 @@ class SpeculativeScheduler(Scheduler):
         if self._has_prefill or sequence.leaves_a_token or padding >= threshold:
             return 0
         # Whole blocks are hit, so others cannot have a single token left.
-        if (sequence.num_tokens - 1) % self.cache.block_size and sequence.num_tokens > 1:
+        if (sequence.num_tokens - 1) % self.cache.block_size:
             return 0
         computed = len(self.cache.find(sequence)) * self.cache.block_size
         has_decodes = len(step.sequences) > len(step.new) + len(step.resumed)
