@@ -372,8 +372,9 @@ def test_who_must_not_read_a_cache_loads_nothing() -> None:
     assert rig.watcher.transfers_ignored == []
 
 
-def test_blocks_of_a_request_that_is_aborted_are_free_when_they_are_loaded() -> None:
-    rig = Rig(config())
+@pytest.mark.parametrize("has_moments", [False, True])
+def test_blocks_of_a_request_that_is_aborted_are_free_when_they_are_loaded(*, has_moments: bool) -> None:
+    rig = Rig(config(timing=TimingConfig(timing="per_request") if has_moments else None))
     came = rig.now
     rig.add(transfer("r", RECEIVE))
     play(rig, until=came + 0.1)
@@ -407,6 +408,20 @@ def test_who_waits_for_a_slot_has_not_begun_to_load() -> None:
     assert loads(rig)[-1].num_kv_fetch_reqs_by_stage == KvFetchStages(waiting_to_start=1)
     play(rig)
     assert hits(rig) == (10 + 100, 100)
+
+
+def test_blocks_that_a_prompt_is_still_to_be_computed_into_are_not_loaded_into() -> None:
+    rig = Rig(config(num_gpu_blocks=33, long_prefill_token_threshold=64))
+    came = rig.now
+    rig.add(request("long", prompt=[5] * 400, max_tokens=1), transfer("loads", RECEIVE))
+    rig.add(transfer("loads too", RECEIVE | {"remote_num_tokens": 200}, prompt=[6] * 200))
+    play(rig, until=came + 1.5 * STEP_S)
+    # Of 32 blocks the long prompt has 4 and needs 21 more; the 7 that are left do for the first of the others.
+    assert loads(rig)[-1].kv_cache_usage == pytest.approx((4 + 7) / 32)
+    play(rig, until=came + 6.5 * STEP_S)
+    assert loads(rig)[-1].num_kv_fetch_reqs_by_stage == KvFetchStages(waiting_to_start=1, in_progress=1)
+    play(rig, until=came + 8.5 * STEP_S)
+    assert loads(rig)[-1].num_kv_fetch_reqs_by_stage == KvFetchStages(in_progress=2)
 
 
 def test_a_request_that_was_rejected_before_it_came_says_and_holds_nothing() -> None:
@@ -506,3 +521,21 @@ def test_every_reply_is_whole_and_every_block_free_in_the_end(
     last = loads(rig)[-1]
     assert (last.num_running_reqs, last.num_waiting_reqs, last.num_skipped_waiting_reqs) == (0, 0, 0)
     assert (last.kv_cache_usage, last.num_kv_fetch_reqs_by_stage) == (0, KvFetchStages())
+
+
+@pytest.mark.parametrize("has_moments", [False, True])
+def test_who_loads_while_nobody_reads_goes_on_when_somebody_does(*, has_moments: bool) -> None:
+    timing = TimingConfig(timing="per_request", itl_ms=3.0) if has_moments else steps_of(STEP_S * 1e3)
+    rig = Rig(config(timing=timing))
+    rig.add(transfer("r", RECEIVE, max_tokens=3))
+    play(rig, until=rig.now + 0.1)
+    everybody = frozenset({0})
+    turns = 0
+    while (due := rig.ranks.next_deadline(rig.now, everybody)) is not None:
+        rig.now = max(rig.now, due)
+        rig.ranks.step(rig.now, everybody)
+        turns += 1
+    assert turns <= 4
+    assert rig.outputs("r") == []
+    play(rig)
+    assert rig.tokens("r") == expected_tokens(PROMPT, 3)
