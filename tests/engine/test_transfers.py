@@ -334,6 +334,23 @@ def test_params_that_cannot_be_followed_cost_a_warning_and_the_prompt_is_compute
     assert reason in told
 
 
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(params=JSON | st.dictionaries(st.sampled_from(list(RECEIVE)), JSON).map(lambda change: RECEIVE | change))
+def test_whatever_the_params_the_request_is_served(params: object) -> None:
+    rig = Rig(config())
+    rig.add(transfer("r", params, max_tokens=3))
+    play(rig)
+    assert rig.tokens("r") == expected_tokens(PROMPT, 3)
+    assert loads(rig)[-1].kv_cache_usage == 0
+
+
 @pytest.mark.parametrize("params", ["yes", 7, [RECEIVE]])
 def test_params_that_are_no_map_cost_a_warning(params: object) -> None:
     rig = Rig(config())
