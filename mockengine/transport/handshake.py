@@ -18,6 +18,7 @@ Each rank's part is a small machine:
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Protocol
@@ -225,7 +226,15 @@ class _Attempt:
         if part.monitor.events in readable:
             part.monitor.read()
             if part.monitor.was_lost and part.state is not _State.JOINED:
+                self._take_last_words(poller)
                 raise _InterruptedError(f"the frontend closed the handshake of rank {part.rank}", self._closing_hint())
+
+    def _take_last_words(self, poller: zmq.Poller) -> None:
+        """Take in INITs that came after the poller was asked and before the frontend closed: they tell why it did."""
+        for position, part in enumerate(self._ranks):
+            if part.state is _State.AWAITS_INIT:
+                with suppress(zmq.Again):
+                    self._take_init(position, part, part.handshake.recv_multipart(zmq.NOBLOCK), poller)
 
     def _take_init(self, position: int, part: _Rank, frames: list[bytes], poller: zmq.Poller) -> None:
         try:

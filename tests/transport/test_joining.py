@@ -122,6 +122,10 @@ def test_frontend_that_closes_after_some_ranks_is_explained() -> None:
         )
         with frontend:
             frontend.greet()
+            # A subscription proves that INIT has arrived: what closing finds unsaid is never said.
+            coordinator = frontend._coordinator_out
+            assert coordinator is not None
+            assert coordinator.poll(10_000)
         interrupted = engine.wait_for("join interrupted")
         assert interrupted["hint"] == "the frontend counts on 1 ranks, this engine on 2"
 
