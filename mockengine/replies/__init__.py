@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a request gets, and how many. One file per source, one interface: `TokenSource`."""
+"""Which tokens a request gets, how many, and what is said of them. Sources of tokens are alike: `TokenSource`."""
 
 from typing import Protocol, TypeAlias
 

@@ -1,48 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a reply stops: how many tokens it has, and why it ends there."""
+"""How long a reply gets by itself, before a client's limits: lengths that follow from its key."""
 
-from mockengine.wire.outputs import FinishReason
-from mockengine.wire.record import record
-from mockengine.wire.sampling import SamplingParams
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import exp, log, sqrt
+from statistics import NormalDist
+from typing import Final, TypeAlias
+
+from mockengine.replies.hashing import uniform
+
+LengthDraw: TypeAlias = Callable[[int], int]
+"""Gives the length of the reply of a key, in tokens: at least 1."""
+
+_MOST: Final = 2**31 - 1
+# What is drawn from a reply's key for its length is independent of its tokens.
+_STREAM: Final = 0x6C656E677468
 
 
-@record
-class Ending:
-    """How a reply ends.
+def fixed_length(length: int) -> LengthDraw:
+    """Let every reply have this length."""
+    return lambda _key: length
 
-    Attributes:
-        output_tokens: all of its tokens, the last one included.
-        finish_reason: LENGTH or STOP.
-        last_token: the EOS id that a STOP ends with; frontends drop the text of that token.
 
+def uniform_length(least: int, most: int) -> LengthDraw:
+    """Draw each length from `least` to `most` as often as any other."""
+    return lambda key: least + int(_drawn(key) * (most - least + 1))
+
+
+def normal_length(mean: float, stddev: float) -> LengthDraw:
+    """Draw lengths around a mean; none is below 1, which raises the mean where the spread is large."""
+    standard = NormalDist()
+    return lambda key: _bounded(mean + stddev * standard.inv_cdf(_drawn(key)))
+
+
+def lognormal_length(mean: float, stddev: float) -> LengthDraw:
+    """Draw lengths with this mean and standard deviation, many short ones and a few long ones.
+
+    A mean m and a standard deviation s follow from mu = ln m - v/2 and sigma^2 = v = ln(1 + (s/m)^2).
     """
+    variance = log(1 + (stddev / mean) ** 2)
+    mu, sigma = log(mean) - variance / 2, sqrt(variance)
+    standard = NormalDist()
+    return lambda key: _bounded(exp(min(mu + sigma * standard.inv_cdf(_drawn(key)), log(_MOST))))
 
-    output_tokens: int
-    finish_reason: FinishReason = FinishReason.LENGTH
-    last_token: int | None = None
+
+def weighted_length(lengths: Sequence[int], weights: Sequence[float]) -> LengthDraw:
+    """Draw one of some lengths, each as often as its weight says; one of them is above 0."""
+    ends = list(accumulate(weights))
+    return lambda key: lengths[bisect_right(ends, _drawn(key) * ends[-1])]
 
 
-def plan_ending(
-    params: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_output_tokens: int
-) -> Ending:
-    """Decide the end of a reply before it begins.
+def _drawn(key: int) -> float:
+    """Return what decides a reply's length: above 0 and below 1."""
+    return uniform(key ^ _STREAM)
 
-    A client that sets no `max_tokens` gets the frontend's `max_tokens` = all the context that is left. A model would
-    end such a reply by itself, so this one ends after `default_output_tokens` (0: it does not), naturally where it has
-    an EOS id. `min_tokens` is kept.
 
-    Args:
-        params: what the client asked.
-        num_prompt_tokens: at most `max_model_len`.
-        max_model_len: prompt and reply together.
-        default_output_tokens: length of a reply whose client set none, in tokens.
-
-    """
-    context_left = max_model_len - num_prompt_tokens
-    most = context_left if params.max_tokens is None else min(params.max_tokens, context_left)
-    natural = max(default_output_tokens, params.min_tokens)
-    if most < context_left or default_output_tokens == 0 or natural >= most:
-        return Ending(most)
-    if params.eos_token_id is None:
-        return Ending(natural)
-    return Ending(natural, FinishReason.STOP, params.eos_token_id)
+def _bounded(length: float) -> int:
+    return min(_MOST, max(1, round(length)))

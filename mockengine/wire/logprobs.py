@@ -3,14 +3,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, TypeAlias
 
+import numpy as np
+
+from mockengine.wire.codec import pack
 from mockengine.wire.tensors import Tensor, read_tensor
 from mockengine.wire.values import array, wrong
 
 _ITEMS_LEAST = 3
 _ITEMS_MOST = 5
 _DIMENSIONS = 2
+_FOUR_ITEMS: Final = b"\x94"
+_NO_COUNTS: Final = b"\xc0"
+_ARRAY_TYPES: Final = ("<i4", "<f4", "<i4")
+_TENSOR_TYPES: Final = ("int32", "float32", "int32")
+
+Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
+Singles: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
+Rows: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+"""Bytes, one row for each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,58 @@ class LogprobsLists:
         if len(self.token_ids.shape) != _DIMENSIONS or shapes[0] != shapes[1] or shapes[2] != shapes[0][:1]:
             raise ValueError(f"logprobs: shapes {shapes} where [T, k+1], [T, k+1] and [T] are expected")
         return [*(part.to_wire() for part in parts), None]
+
+
+def logprobs_lists(token_ids: Integers, logprobs: Singles, ranks: Integers, *, as_tensors: bool) -> LogprobsLists:
+    """Return the scores of one request.
+
+    Args:
+        token_ids: `[T, k+1]`.
+        logprobs: `[T, k+1]`.
+        ranks: `[T]`.
+        as_tensors: whether the place wants tensors or arrays.
+
+    """
+    parts = (token_ids, logprobs, ranks)
+    return LogprobsLists(
+        *(
+            Tensor(name, part.shape, np.ascontiguousarray(part, array_type).tobytes())
+            for name, array_type, part in zip(_types(as_tensors=as_tensors), _ARRAY_TYPES, parts, strict=True)
+        )
+    )
+
+
+def pack_logprobs(token_ids: Integers, logprobs: Singles, ranks: Integers, *, as_tensors: bool) -> Rows:
+    """Return the wire form of 4 items, as msgpack, for N requests of T tokens each.
+
+    What differs between requests has the same place and length in all, so it is copied for all of them at once.
+
+    Args:
+        token_ids: `[N, T, k+1]`.
+        logprobs: `[N, T, k+1]`.
+        ranks: `[N, T]`.
+        as_tensors: whether the place wants tensors or arrays.
+
+    Returns:
+        `[N, bytes]`, each row with the same bytes as `pack(logprobs_lists(…).to_wire(…))` of its request.
+
+    """
+    rows = len(ranks)
+    columns = [_same(_FOUR_ITEMS, rows)]
+    parts = (token_ids, logprobs, ranks)
+    for name, array_type, part in zip(_types(as_tensors=as_tensors), _ARRAY_TYPES, parts, strict=True):
+        data = np.ascontiguousarray(part, array_type).view(np.uint8).reshape(rows, -1)
+        whole = pack(Tensor(name, part.shape[1:], bytes(data.shape[1])).to_wire())
+        columns += _same(whole[: len(whole) - data.shape[1]], rows), data
+    return np.concatenate([*columns, _same(_NO_COUNTS, rows)], axis=1)
+
+
+def _same(data: bytes, rows: int) -> Rows:
+    return np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
+
+
+def _types(*, as_tensors: bool) -> tuple[str, ...]:
+    return _TENSOR_TYPES if as_tensors else _ARRAY_TYPES
 
 
 def read_logprobs(value: Any, aux_frames: Sequence[bytes], place: str) -> LogprobsLists:

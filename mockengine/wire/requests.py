@@ -271,7 +271,7 @@ _READERS: Final[Mapping[str, Callable[..., Any]]] = {
     "session_id": string,
     "kv_hints": named,
 }
-_IN_AUX_FRAMES: Final = frozenset({"prompt_embeds"})
+_IN_AUX_FRAMES: Final = frozenset({"prompt_embeds", "sampling_params"})
 """Fields whose readers need the frames after the payload."""
 _LAYOUT: Final = tuple(_READERS.items())
 _WIRE_DEFAULTS: Final[Mapping[str, object]] = {

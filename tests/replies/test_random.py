@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.random import RandomTokens
+from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import SamplingParams
 
@@ -29,7 +30,7 @@ def _splitmix64_reference(key: int, index: int) -> int:
 @given(key=KEYS, start=st.integers(0, 2**31), count=st.integers(0, 70), vocab_size=st.integers(1, 2**31 - 1))
 def test_tokens_are_those_of_the_reference_generator(key: int, start: int, count: int, vocab_size: int) -> None:
     expected = [((_splitmix64_reference(key, index) >> 32) * vocab_size) >> 32 for index in range(start, start + count)]
-    assert RandomTokens(vocab_size).tokens(key, start, count) == expected
+    assert RandomTokens(Vocabulary(vocab_size)).tokens(key, start, count) == expected
 
 
 def test_published_test_vector_of_splitmix64() -> None:
@@ -40,12 +41,12 @@ def test_published_test_vector_of_splitmix64() -> None:
 
 @given(key=KEYS, cut=st.integers(0, 100))
 def test_tokens_do_not_depend_on_how_they_are_drawn(key: int, cut: int) -> None:
-    source = RandomTokens(32_000)
+    source = RandomTokens(Vocabulary(32_000))
     assert source.tokens(key, 0, cut) + source.tokens(key, cut, 100 - cut) == source.tokens(key, 0, 100)
 
 
 def test_tokens_are_uniform() -> None:
-    counts = Counter(RandomTokens(10).tokens(1, 0, 100_000))
+    counts = Counter(RandomTokens(Vocabulary(10)).tokens(1, 0, 100_000))
     assert set(counts) == set(range(10))
     # Chi-square with 9 degrees of freedom exceeds 27.9 once in a thousand; the key is fixed, so this never flakes.
     assert sum((count - 10_000) ** 2 / 10_000 for count in counts.values()) < 27.9
