@@ -57,6 +57,10 @@ class KvTransfer:
         return self.stage in (FetchStage.IN_PROGRESS, FetchStage.COMPLETED_WAITING)
 
 
+# Tokens of a block, at most, wherever it is.
+_LARGEST_BLOCK: Final = 256
+
+
 def has_kv_transfer_params(extra_args: Mapping[str, object] | None) -> bool:
     """Tell whether a request asks for a transfer at all."""
     return extra_args is not None and extra_args.get(_KEY) is not None
@@ -107,7 +111,7 @@ def _blocks_problem(params: Mapping[object, object], num_prompt_tokens: int, blo
     num_tokens = params.get("remote_num_tokens")
     if num_tokens is not None and type(num_tokens) is not int:
         return f"{_KEY}.remote_num_tokens: {shown(num_tokens)} where an int is expected"
-    held = num_tokens or num_blocks * block_size
+    held = num_blocks * block_size if num_tokens is None else min(num_tokens, num_blocks * _LARGEST_BLOCK)
     if held < num_prompt_tokens:
         return f"{_KEY}: the other instance holds {held} tokens of a prompt of {num_prompt_tokens}"
     return None

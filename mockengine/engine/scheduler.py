@@ -34,6 +34,9 @@ from mockengine.wire.outputs import EngineCoreEvent, EventType
 from mockengine.wire.stats import PrefillStats
 
 _RUNNING: Final = Status.RUNNING
+# Of one output. A sequence that preempts itself over and over, for want of blocks that others keep, says nothing
+# meanwhile; a frontend is not to be sent hours of that at once.
+_MOST_EVENTS: Final = 1_000
 
 
 class PauseState(Enum):
@@ -342,7 +345,7 @@ class Scheduler:
             budget -= count
             admitted.append(sequence)
             self.running.append(sequence)
-            sequence.events.append(EngineCoreEvent(EventType.SCHEDULED, now))
+            self._note_event(sequence, EventType.SCHEDULED, now)
             if sequence.lora_request:
                 loras.add(sequence.lora_request.int_id)
         for sequence in admitted:
@@ -453,9 +456,14 @@ class Scheduler:
         sequence.num_computed_tokens = 0
         sequence.num_output_placeholders = 0
         sequence.num_preemptions += 1
-        sequence.events.append(EngineCoreEvent(EventType.PREEMPTED, now))
+        self._note_event(sequence, EventType.PREEMPTED, now)
         self._waiting.put_back([sequence])
         self._preempted.append(sequence)
+
+    def _note_event(self, sequence: TokenSequence, event: EventType, now: float) -> None:
+        """Have the next output tell an event, unless it has too many to tell already."""
+        if len(sequence.events) < _MOST_EVENTS:
+            sequence.events.append(EngineCoreEvent(event, now))
 
     def _is_stale(self, sequence: TokenSequence) -> bool:
         """Whether results from before its preemption are still on their way to it."""

@@ -93,8 +93,9 @@ class SpeculativeScheduler(Scheduler):
                 # Even if all drafts under way are rejected, the outputs that it may have are on their way.
                 continue
             end, drafts = sequence.num_tokens + placeholders, sequence.num_draft_tokens
-            # The token that is sampled has a place of its own.
-            count = min(end + drafts - computed, threshold, budget, max_model_len - computed - 1)
+            # The token that is sampled has a place of its own, but for that of a prompt that fills the context.
+            room = max_model_len - computed - (1 if drafts or placeholders else 0)
+            count = min(end + drafts - computed, threshold, budget, room)
             if count <= 0:
                 continue
             upto = computed + count

@@ -62,7 +62,8 @@ class Step:
         prefill_tokens = decodes = context_tokens = 0
         for sequence, computed, count in zip(self.sequences, self.num_computed, self.num_tokens, strict=True):
             if count > tokens_per_step or computed < sequence.num_prompt_tokens:
-                prefill_tokens += count
+                # Padding is drafts, which take no time of their own.
+                prefill_tokens += min(count, max(1, sequence.num_tokens - computed))
             else:
                 decodes += 1
                 context_tokens += computed
