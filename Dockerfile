@@ -44,6 +44,7 @@ RUN python -m compileall -q --invalidation-mode unchecked-hash \
     && install --directory --owner 10001 --group 10001 /var/lib/mockengine
 COPY --from=build /opt/mockengine /opt/mockengine
 COPY --from=build /opt/code /opt/mockengine
+COPY deploy/model /models/mock
 COPY deploy/profiles /profiles
 ENV PATH=/opt/mockengine/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -80,7 +80,7 @@ docs: $(RUN_VENV) ## write anew what follows from the settings: table, .env.exam
 	$(BIN)/python -m deploy.helm.write_schema
 
 lock: $(LOCK_VENV) ## pin the newest dependencies of the engine's image, with their hashes
-	$(PIP_COMPILE) --extra admin --output-file requirements.lock pyproject.toml
+	$(PIP_COMPILE) --extra admin --extra text --output-file requirements.lock pyproject.toml
 	$(PIP_COMPILE) --only-build-deps --build-deps-for wheel --output-file requirements-build.lock pyproject.toml
 
 clean: ## remove what was made here; downloads stay in the user's cache folder

@@ -48,7 +48,13 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure (default: everything)")
+    parser.add_argument(
+        "parts",
+        nargs="*",
+        type=_part,
+        metavar="PART",
+        help=f"what to measure (default: everything): {', '.join(PARTS)}; docs/performance.md says what each is",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the cost of a token there, as a PNG")
     parser.add_argument(
@@ -57,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--short", action="store_true", help="measure few ratios; fail where one is worse than it was")
     parser.add_argument("--write-expected", action="store_true", help="write down the ratios of the short form")
     return parser
+
+
+def _part(name: str) -> str:
+    if name not in PARTS:
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(PARTS)}")
+    return name
 
 
 def _parts(args: argparse.Namespace) -> list[str]:

@@ -16,8 +16,7 @@ from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.journal import Journal
 from mockengine.logs import configure, get_logger
-from mockengine.replies.key import SeedScope
-from mockengine.replies.random import RandomTokens
+from mockengine.replies.planner import RepliesConfig
 from mockengine.wire.lines import NEWEST
 from mockengine.wire.messages import Add
 from mockengine.wire.requests import EngineCoreRequest
@@ -77,9 +76,7 @@ def make_engine(
         max_model_len=max_model_len,
         block_size=16,
         output_token_chunk_size=chunk_size,
-        default_output_tokens=0,
-        seed=0,
-        seed_scope=SeedScope.PROMPT,
+        replies=RepliesConfig(vocab_size=32_000),
         data_parallel_size=1,
         clients=1,
         has_coordinator=False,
@@ -87,7 +84,7 @@ def make_engine(
         batching=batching,
     )
     journal = Journal(get_logger(), log_requests=False, chunk_size=chunk_size)
-    engine = EngineCore(0, config, RandomTokens(32_000), Dialect(NEWEST), journal)
+    engine = EngineCore(0, config, Dialect(NEWEST), journal)
     for number in range(running):
         engine.receive(Add(_longest_request(number, max_model_len - PROMPT_TOKENS)), 0, 0.0)
     for _ in range(3):

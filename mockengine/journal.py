@@ -143,7 +143,7 @@ class Journal:
             Event.PROFILE_DIFFERS,
             profile=profile,
             differences=list(differences),
-            hint="steps take as long as there, but fill in another way: set these as they were there, or fit anew",
+            hint="steps take as long as there, but fill in another way: set these as there, or take another profile",
         )
 
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:

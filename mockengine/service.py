@@ -3,8 +3,6 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
@@ -13,20 +11,13 @@ import zmq
 from mockengine import __version__, logs
 from mockengine.admin.port import AdminPort, AdminPortError
 from mockengine.admin.view import View
-from mockengine.engine.config import BatchingConfig, EngineConfig, KvTransferConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
-from mockengine.engine.drafts import SpeculationConfig, even_rates
 from mockengine.engine.ranks import Ranks
-from mockengine.engine.timing import TimingConfig, make_timing
-from mockengine.fit.profile import ProfileError
-from mockengine.fit.profile import load as load_profile
+from mockengine.engine_setup import EngineSetup, SetupError, set_up
 from mockengine.journal import Journal
 from mockengine.publishers import Publishers
-from mockengine.replies.key import SeedScope
-from mockengine.replies.random import RandomTokens
 from mockengine.settings import Settings
-from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
 from mockengine.state_file import Served, StateFile, StateFileError
 from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
@@ -67,7 +58,8 @@ def run(settings: Settings) -> int:
         `rejoin` is off, or after an error that nobody planned.
 
     Raises:
-        StartError: the admin port, the state file, a timing profile or an address for KV events cannot be had.
+        StartError: the admin port, the state file, an address for KV events or a file that a setting names cannot be
+            had.
 
     """
     logs.configure(settings.log_format, settings.log_level)
@@ -93,17 +85,15 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
             admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
             publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
             cleanup.callback(publishers.close)
-            timing = _timing(settings, journal)
-            # Whatever cannot be drawn must be told now.
-            make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
+            setup = set_up(settings)
         except KvEventsError as error:
             raise StartError(f"{error} (see to kv_events_endpoint and kv_events_replay_endpoint)") from error
-        except (ValueError, ArithmeticError) as error:
-            raise StartError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
-        except (AdminPortError, StateFileError, ProfileError) as error:
+        except (AdminPortError, StateFileError, SetupError) as error:
             raise StartError(str(error)) from error
+        if setup.profile_differences:
+            journal.profile_differs(settings.timing_profile or "", setup.profile_differences)
         context = make_context()
-        service = _Service(settings, context, stop, journal, state_file, admin, publishers, timing)
+        service = _Service(settings, context, stop, journal, state_file, admin, publishers, setup)
         if admin is not None:
             cleanup.callback(admin.close)
             admin.start(service.view(), journal.admin_failed, stop.fail)
@@ -126,7 +116,7 @@ class _Service:
         state_file: StateFile,
         admin: AdminPort | None,
         publishers: Publishers,
-        timing: TimingConfig,
+        setup: EngineSetup,
     ) -> None:
         self._settings = settings
         self._context = context
@@ -135,9 +125,8 @@ class _Service:
         self._state_file = state_file
         self._admin = admin
         self._publishers = publishers
-        self._timing = timing
+        self._setup = setup
         self._instance_id = uuid4().hex
-        self._kv_engine_id = settings.kv_engine_id or str(uuid4())
         self._ranks = _ranks(settings)
         self._watch = Watch(self._ranks, journal, stop, time.monotonic())
 
@@ -311,32 +300,12 @@ class _Service:
 
     def _make_ranks(self, init: Init) -> Ranks:
         settings = self._settings
-        config = EngineConfig(
-            max_model_len=settings.max_model_len,
-            block_size=settings.block_size,
-            output_token_chunk_size=settings.output_token_chunk_size,
-            default_output_tokens=settings.default_output_tokens,
-            seed=settings.seed,
-            seed_scope=SeedScope(settings.seed_scope),
-            data_parallel_size=settings.effective_data_parallel_size,
-            clients=len(init.inputs),
-            has_coordinator=init.has_coordinator,
-            has_waves=init.coordinates_waves,
-            itl_s=settings.pace_s,
-            batching=_batching(settings),
-            kv_transfer=_kv_transfer(settings, self._kv_engine_id),
-            timing=self._timing,
-            speculation=_speculation(settings),
-        )
+        config = self._setup.config(init)
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))
-        source = RandomTokens(settings.vocab_size)
         self._publishers.begin()
         return Ranks(
-            [
-                EngineCore(rank, config, source, dialect, self._journal, self._publishers.sink(rank))
-                for rank in self._ranks
-            ]
+            [EngineCore(rank, config, dialect, self._journal, self._publishers.sink(rank)) for rank in self._ranks]
         )
 
     def _describe(self, rank: int, init: Init) -> ReadyResponse:
@@ -372,47 +341,6 @@ class _Service:
         )
 
 
-def _batching(settings: Settings) -> BatchingConfig | None:
-    if settings.load_model == "off":
-        return None
-    return BatchingConfig(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        num_gpu_blocks=settings.num_gpu_blocks,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        scheduling_policy=settings.scheduling_policy,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        async_scheduling=settings.async_scheduling,
-    )
-
-
-def _speculation(settings: Settings) -> SpeculationConfig | None:
-    if not settings.spec_tokens:
-        return None
-    text = settings.acceptance_rate
-    rates = USUAL_ACCEPTANCE_RATE if text is None else acceptance_rates(text)
-    return SpeculationConfig(
-        acceptance_rates=even_rates(rates, settings.spec_tokens) if isinstance(rates, float) else rates,
-        metrics=settings.per_request_spec_decode_metrics,
-    )
-
-
-def _kv_transfer(settings: Settings, engine_id: str) -> KvTransferConfig | None:
-    if settings.kv_role == "none":
-        return None
-    unit_s = settings.time_scale / 1_000
-    return KvTransferConfig(
-        engine_id=engine_id,
-        is_producer=settings.kv_role != "consumer",
-        is_consumer=settings.kv_role != "producer",
-        side_channel_host=settings.nixl_side_channel_host,
-        side_channel_port=settings.nixl_side_channel_port,
-        transfer_s=unit_s * settings.kv_transfer_ms,
-        transfer_s_per_token=unit_s * settings.kv_transfer_ms_per_token,
-        hold_s=unit_s * settings.kv_hold_ms,
-    )
-
-
 def _ranks(settings: Settings) -> range:
     return range(settings.start_rank, settings.start_rank + settings.engine_count)
 
@@ -428,35 +356,3 @@ def _kv_events(settings: Settings) -> KvEventsPlan | None:
         settings.kv_events_buffer_steps,
         form=event_form(release),
     )
-
-
-def _timing(settings: Settings, journal: Journal) -> TimingConfig:
-    """Return the model of time; raises `ProfileError`."""
-    timing = TimingConfig(
-        timing=settings.timing,
-        time_scale=settings.time_scale,
-        timing_distribution=settings.timing_distribution,
-        ttft_ms=settings.ttft_ms,
-        ttft_stddev_ms=settings.ttft_stddev_ms,
-        prefill_ms_per_token=settings.prefill_ms_per_token,
-        prefill_stddev_ms_per_token=settings.prefill_stddev_ms_per_token,
-        itl_ms=settings.itl_ms,
-        itl_stddev_ms=settings.itl_stddev_ms,
-        time_factor_under_load=settings.time_factor_under_load,
-        step_base_ms=settings.step_base_ms,
-        step_ms_per_prefill_token=settings.step_ms_per_prefill_token,
-        step_ms_per_decode=settings.step_ms_per_decode,
-        step_ms_per_context_token=settings.step_ms_per_context_token,
-        step_jitter=settings.step_jitter,
-    )
-    if settings.timing_profile is None:
-        return timing
-    profile = load_profile(Path(settings.timing_profile))
-    differences = profile.differences(
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        async_scheduling=settings.async_scheduling,
-    )
-    if differences:
-        journal.profile_differs(settings.timing_profile, differences)
-    return replace(timing, **asdict(profile.coefficients))

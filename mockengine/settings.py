@@ -27,10 +27,12 @@ from mockengine.settings_types import (
     Milliseconds,
     OptionalEndpoint,
     OptionalHash,
+    OptionalModel,
     OptionalName,
     OptionalPath,
     OptionalRates,
     OptionalTopic,
+    OutputLength,
     Seconds,
     Tokens,
     Unit,
@@ -325,11 +327,35 @@ class Settings(BaseSettings):
             "gives every request a reply of its own, as vLLM's mock does."
         ),
     )
+    tokenizer: OptionalModel = Field(
+        default=None,
+        description=(
+            "Folder of the model that the frontend serves, or its tokenizer.json; structured output and words need it, "
+            "and no special token is then said by chance."
+        ),
+    )
+    reply_source: Literal["random", "words", "echo"] = Field(
+        default="random",
+        description=(
+            "What replies are made of: random tokens, random whole words, or the tokens of the prompt, which echo says "
+            "again."
+        ),
+    )
+    output_length: OutputLength = Field(
+        default="max_tokens",
+        description=(
+            "How long replies get by themselves, the EOS that ends them included; max_tokens is as long as clients "
+            "allow, who can have less anyway, and more by min_tokens or by ignoring EOS."
+        ),
+    )
     default_output_tokens: Annotated[int, Unit("tokens")] = Field(
         default=256,
         ge=0,
         le=MAX_INT32,
-        description="Length of a reply whose client set no max_tokens; 0 lets it fill the context.",
+        description=(
+            "Length of a reply whose client set no max_tokens, where output_length is max_tokens; 0 lets it fill the "
+            "context."
+        ),
     )
 
     # Logs

@@ -12,6 +12,8 @@ from typing import Annotated, Final
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from mockengine.durations import ALLOWED_DURATIONS, LONGEST_MS, duration_ms
+from mockengine.lengths import FORMS as LENGTH_FORMS
+from mockengine.lengths import LengthError, read_output_length
 
 MAX_RANKS: Final = 2**16
 """A rank is named on the wire by 2 bytes."""
@@ -148,6 +150,18 @@ def _check_rates(value: str | None) -> str | None:
     return value
 
 
+def _check_output_length(value: str) -> str:
+    try:
+        read_output_length(value)
+    except LengthError as error:
+        raise ReasonError(str(error)) from error
+    return value
+
+
+def _check_model_path(value: str | None) -> str | None:
+    return _check_path(value.rstrip("/") or value) if value else _check_path(value)
+
+
 def _check_path(value: str | None) -> str | None:
     if value is not None and (not 0 < len(value.encode()) <= _MAX_PATH_BYTES or "\0" in value or value.endswith("/")):
         raise ReasonError("the path is empty, too long, contains a NUL or ends like a folder's")
@@ -187,10 +201,18 @@ OptionalPath = Annotated[
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
 ]
+OptionalModel = Annotated[
+    str | None,
+    Allowed(f"path of a folder or a file, of at most {_MAX_PATH_BYTES} bytes"),
+    AfterValidator(_check_model_path),
+]
 OptionalRates = Annotated[
     str | None,
     Allowed("a number from 0 to 1, or as many as spec_tokens, none greater than the one before it: 0.8,0.6,0.5"),
     Field(coerce_numbers_to_str=True),
     AfterValidator(_check_rates),
+]
+OutputLength = Annotated[
+    str, Allowed(LENGTH_FORMS), Field(coerce_numbers_to_str=True), AfterValidator(_check_output_length)
 ]
 OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]

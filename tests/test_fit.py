@@ -325,9 +325,9 @@ def test_what_was_set_otherwise_is_told() -> None:
     assert known.differences(max_num_seqs=64, max_num_batched_tokens=2_048, async_scheduling=False) == [
         "max_num_seqs: 64 here, 256 there",
         "max_num_batched_tokens: 2048 here, 8192 there",
-        "async_scheduling: False here, True there",
+        "async_scheduling: false here, true there",
     ]
-    (extrapolated,) = replace(known, most_decodes=100).differences(**same, async_scheduling=True)
+    (extrapolated,) = replace(known, max_num_seqs=0, most_decodes=100).differences(**same, async_scheduling=True)
     assert "more than 100 decodes were not measured" in extrapolated
     assert replace(known, max_num_seqs=0, most_decodes=0).differences(**same, async_scheduling=True) == []
 

@@ -40,9 +40,13 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     ),
     "admin_host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "localhost"]),  # noqa: S104
     "state_file": st.sampled_from(["/var/lib/mockengine/state.json", "state", "a folder/state", "é"]),
+    "tokenizer": st.sampled_from(["/models/mock", "tokenizer.json", "a folder/tokenizer.json"]),
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+    "output_length": st.sampled_from(["max_tokens", "17", "uniform:1:9", "normal:99.5:0", "histogram:lengths.txt"]),
+    # Words need a tokenizer.
+    "reply_source": st.sampled_from(["random", "echo"]),
     # Fitted needs a profile.
     "timing": st.sampled_from(["instant", "per_request", "step"]),
     "timing_profile": st.sampled_from(["/etc/mockengine/profile.yaml", "a profile"]),

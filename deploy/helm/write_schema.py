@@ -40,6 +40,9 @@ _IPV4: Final = rf"({_BYTE})(\.({_BYTE})){{3}}"
 _ENDPOINT: Final = rf"^(tcp://\*:({_PORT}|0)|tcp://{_HOST}(\.{_HOST}){{0,3}}:({_PORT})|ipc://[A-Za-z0-9/._-]{{1,107}})$"
 _RATE: Final = r"(0(\.[0-9]+)?|1(\.0+)?)"
 _RATES: Final = rf"^({_RATE}(, ?{_RATE})*|\[{_RATE}(, ?{_RATE})*\])$"
+_LENGTH: Final = (
+    r"^(max_tokens|[1-9][0-9]{0,8}|(uniform|normal|lognormal):[1-9][0-9]{0,8}:[0-9]{1,9}(\.[0-9]{1,6})?|histogram:.+)$"
+)
 _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "block_size": {"enum": list(BLOCK_SIZES)},
     "kv_events_endpoint": {"pattern": _ENDPOINT},
@@ -48,7 +51,11 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
         "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string", "pattern": _RATES}]
     },
     "nixl_side_channel_host": {"pattern": rf"^({_HOST}(\.{_HOST}){{0,3}}|{_IPV4})$"},
+    "output_length": {
+        "anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, {"type": "string", "pattern": _LENGTH}]
+    },
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
+    "tokenizer": {"pattern": "^.{0,500}[^/]/?$"},
 }
 
 
@@ -73,7 +80,10 @@ def text() -> str:
 
 def _in_helm(name: str, described: dict[str, Any]) -> dict[str, Any]:
     is_duration = any(isinstance(fact, BeforeValidator) for fact in Settings.model_fields[name].metadata)
-    return _as_helm_reads_it(described | _checked_by_code(name), is_duration=is_duration)
+    checked = _checked_by_code(name)
+    if "anyOf" in checked:
+        described = {key: value for key, value in described.items() if key != "type"}
+    return _as_helm_reads_it(described | checked, is_duration=is_duration)
 
 
 def _checked_by_code(name: str) -> dict[str, Any]:

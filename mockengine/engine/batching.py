@@ -18,7 +18,6 @@ from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
 from mockengine.engine.steps import Pipeline, Step
 from mockengine.engine.timing import StepTiming
-from mockengine.replies import TokenSource
 from mockengine.wire.requests import EngineCoreRequest
 
 _SYNCHRONOUS: Final = 1
@@ -29,11 +28,18 @@ _IDLE_STEP_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A step that is computed: how long that takes, when it is done, and whether there is nothing to it."""
+    """A step that is computed.
+
+    Attributes:
+        duration_s: how long that takes.
+        ends_at: when it is done.
+        changes: how much had happened when it was scheduled, if nobody found anything to do then; else None.
+
+    """
 
     duration_s: float
     ends_at: float
-    is_empty: bool
+    changes: int | None
 
 
 class BatchRunner(ScheduledRunner):
@@ -44,7 +50,6 @@ class BatchRunner(ScheduledRunner):
         rank: int,
         config: EngineConfig,
         batching: BatchingConfig,
-        source: TokenSource,
         timing: StepTiming,
         kv_event_sink: KvEventSink | None,
     ) -> None:
@@ -54,12 +59,11 @@ class BatchRunner(ScheduledRunner):
             rank: of the engine.
             config: what it plays.
             batching: its limits and its cache.
-            source: of tokens.
             timing: how long steps take.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
-        super().__init__(make_requests(rank, config, batching, source, kv_event_sink))
+        super().__init__(make_requests(rank, config, batching, kv_event_sink))
         self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
         self._pipeline = Pipeline(self._scheduler, self._depth)
         self._tokens_per_step = config.most_tokens_per_step
@@ -70,7 +74,9 @@ class BatchRunner(ScheduledRunner):
         self._arrived: dict[str, tuple[Request, EngineCoreRequest]] = {}
         # When the next step begins that is scheduled.
         self._begin = 0.0
-        # Whether those who wait find no room until somebody goes, comes, or reads again, or a transfer ends.
+        # Counts what may let somebody go on who could not: somebody goes, comes, reads again, has loaded.
+        self._changes = 0
+        # Whether those who wait find no room until something of that happens.
         self._is_stuck = False
 
     @property
@@ -97,7 +103,7 @@ class BatchRunner(ScheduledRunner):
         """Remove a request, wherever it is; what is being computed for it is dropped."""
         if request_id in self._arrived:
             return self._arrived.pop(request_id)[0]
-        self._is_stuck = False
+        self._note_change()
         return super().take(request_id)
 
     def take_all(self) -> list[Request]:
@@ -133,9 +139,12 @@ class BatchRunner(ScheduledRunner):
         spoken.is_reported = True
         self._requests.begin_transfers(None, result, now)
         self._requests.publish()
-        has_news = self._end_transfers(now)
+        self._end_transfers(now)
+        if ended.changes is None:
+            # It may have left room.
+            self._note_change()
         waits = bool(self._held) or self._requests.transfer_due is not None
-        self._is_stuck = ended.is_empty and waits and not has_news
+        self._is_stuck = waits and ended.changes == self._changes
         # From when it should have been, unless that has been missed by a whole step.
         self._begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         return spoken
@@ -152,18 +161,22 @@ class BatchRunner(ScheduledRunner):
 
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
         """Forget what is cached; tell whether that was possible."""
-        self._is_stuck = False
+        self._note_change()
         return super().reset_prefix_cache(now, reset_running=reset_running)
 
     def _end_transfers(self, now: float) -> bool:
         """End the transfers that are over, after which others may find room; tell whether there was any."""
         if not self._requests.end_transfers(now):
             return False
-        self._is_stuck = False
+        self._note_change()
         return True
 
-    def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+    def _note_change(self) -> None:
+        self._changes += 1
         self._is_stuck = False
+
+    def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+        self._note_change()
         self._requests.add(request, asked, now, leaves_a_token=False, is_blocked=request.client in self._held)
 
     def _start(self, now: float, begin: float) -> None:
@@ -177,7 +190,9 @@ class BatchRunner(ScheduledRunner):
             if self._under_way:
                 begin = self._under_way[-1].ends_at
             duration_s = self._duration_s(step)
-            self._under_way.append(_UnderWay(duration_s, begin + duration_s, step.is_empty))
+            # Whoever lost its blocks has left them to others.
+            found_nothing = step.is_empty and not step.preempted
+            self._under_way.append(_UnderWay(duration_s, begin + duration_s, self._changes if found_nothing else None))
 
     def _duration_s(self, step: Step) -> float:
         if not step.is_empty:
@@ -189,7 +204,7 @@ class BatchRunner(ScheduledRunner):
         changed = self._held ^ blocked
         if changed:
             self._held = frozenset(blocked)
-            self._is_stuck = False
+            self._note_change()
             for request_id, request in self._requests.by_id.items():
                 if request.client in changed:
                     self._requests.sequences[request_id].is_blocked = request.client in blocked

@@ -6,7 +6,7 @@ from typing import Literal
 
 from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.timing import TimingConfig
-from mockengine.replies.key import SeedScope
+from mockengine.replies.planner import RepliesConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,7 @@ class EngineConfig:
     """The engine's part of the settings, under the same names and with the same meaning.
 
     Attributes:
+        replies: what is said, and how much of it.
         batching: scheduler and cache; without it whatever arrives runs at once.
         timing: how long steps take with `batching`.
         kv_transfer: with `batching`, how blocks are exchanged with other instances; without it they are not.
@@ -74,9 +75,7 @@ class EngineConfig:
     max_model_len: int
     block_size: int
     output_token_chunk_size: int
-    default_output_tokens: int
-    seed: int
-    seed_scope: SeedScope
+    replies: RepliesConfig
     data_parallel_size: int
     clients: int
     has_coordinator: bool

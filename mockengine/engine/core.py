@@ -21,9 +21,7 @@ from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
-from mockengine.replies import TokenSource
-from mockengine.replies.key import reply_key
-from mockengine.replies.length import plan_ending
+from mockengine.replies.planner import Planner, ReplyError
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
@@ -53,7 +51,6 @@ class EngineCore:
         self,
         rank: int,
         config: EngineConfig,
-        source: TokenSource,
         dialect: Dialect,
         observer: Observer,
         kv_event_sink: KvEventSink | None = None,
@@ -63,7 +60,6 @@ class EngineCore:
         Args:
             rank: its index.
             config: what it plays.
-            source: of tokens.
             dialect: of the frontend, which all ranks share.
             observer: hears of requests and messages.
             kv_event_sink: hears of what happens to blocks of the KV cache, where there is one.
@@ -72,10 +68,10 @@ class EngineCore:
         self.rank = rank
         self.wave = Wave()
         self._config = config
-        self._source = source
+        self._planner = Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
         self._dialect = dialect
         self._observer = observer
-        self._runner = _make_runner(rank, config, source, kv_event_sink)
+        self._runner = _make_runner(rank, config, kv_event_sink)
         self._control = Control(config.block_size, dialect, self._runner)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
@@ -144,7 +140,9 @@ class EngineCore:
         """
         due = self._runner.due(now, blocked)
         if due is not None and (self.num_requests or self._runner.is_computing):
-            return due
+            # What is due may be a transfer, long after.
+            is_report_due = self._outgoing.has_finished_ids and self._runner.may_step_anytime
+            return min(due, now) if is_report_due else due
         has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
         return now if has_news else due
 
@@ -206,9 +204,11 @@ class EngineCore:
     def _accept(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
         config = self._config
         params = request.sampling_params or SamplingParams()
-        ending = plan_ending(params, request.num_prompt_tokens, config.max_model_len, config.default_output_tokens)
-        key = reply_key(request, config.seed, config.seed_scope)
-        accepted = Request(request, ending, key, self._source, now)
+        try:
+            plan = self._planner.plan(request)
+        except ReplyError as error:
+            return self._refuse(request, request.client_index, _invalid(str(error)), now)
+        accepted = Request(request, plan, now)
         if has_kv_transfer_params(params.extra_args):
             accepted.kv_transfer = self._kv_transfer(request, params)
         self._observer.request_started(accepted.served(self.rank))
@@ -329,16 +329,16 @@ class EngineCore:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)
 
 
-def _make_runner(rank: int, config: EngineConfig, source: TokenSource, kv_event_sink: KvEventSink | None) -> Runner:
+def _make_runner(rank: int, config: EngineConfig, kv_event_sink: KvEventSink | None) -> Runner:
     most = config.batching.max_num_seqs if config.batching is not None else 1
-    timing = make_timing(config.timing, max_num_seqs=most, seed=config.seed, rank=rank)
+    timing = make_timing(config.timing, max_num_seqs=most, seed=config.replies.seed, rank=rank)
     if isinstance(timing, RequestTiming):
-        return MomentRunner(rank, config, config.batching, source, timing, kv_event_sink)
+        return MomentRunner(rank, config, config.batching, timing, kv_event_sink)
     if config.batching is None:
         if config.speculation is not None:
-            return DraftedRunner(config, source, config.speculation)
-        return FreeRunner(config, source)
-    return BatchRunner(rank, config, config.batching, source, timing, kv_event_sink)
+            return DraftedRunner(config, config.speculation)
+        return FreeRunner(config)
+    return BatchRunner(rank, config, config.batching, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

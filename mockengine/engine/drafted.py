@@ -18,7 +18,6 @@ from mockengine.engine.said import Said, Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRequests
 from mockengine.engine.speakers import Speakers
 from mockengine.engine.steps import StepResult
-from mockengine.replies import TokenSource
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
 
@@ -37,8 +36,8 @@ class _DraftedRow(VaryingRow):
 
     __slots__ = ("client", "drafts", "num_tokens", "request", "room")
 
-    def __init__(self, request: Request, source: TokenSource, drafts: Drafts, max_model_len: int) -> None:
-        super().__init__(request, source)
+    def __init__(self, request: Request, drafts: Drafts, max_model_len: int) -> None:
+        super().__init__(request)
         self.request = request
         self.client = request.client
         self.drafts = drafts
@@ -54,8 +53,8 @@ class DraftedSpeakers(Speakers):
 
     """
 
-    def __init__(self, source: TokenSource, config: SpeculationConfig, max_model_len: int) -> None:
-        super().__init__(source, 1)
+    def __init__(self, config: SpeculationConfig, max_model_len: int) -> None:
+        super().__init__(1)
         self.counts = DraftCounts(config.num_spec_tokens)
         self._config = config
         self._acceptance = Acceptance(config.acceptance_rates)
@@ -73,7 +72,7 @@ class DraftedSpeakers(Speakers):
     def draft_for(self, request: Request) -> Drafts:
         """Let a request speak from now on; return its drafts."""
         drafts = Drafts(self._config, self._acceptance, self.counts, request.key)
-        self._rows[request.request_id] = _DraftedRow(request, self._source, drafts, self._max_model_len)
+        self._rows[request.request_id] = _DraftedRow(request, drafts, self._max_model_len)
         return drafts
 
     def take(self, request_id: str) -> Request | None:
@@ -103,7 +102,7 @@ class DraftedSpeakers(Speakers):
             # A prefill gives one token, and as with a scheduler drafts fill the context at most.
             num_drafts = min(num_spec_tokens, row.room - position - 1) if position else 0
             count = 1 + row.drafts.verify(position, num_drafts) if num_drafts > 0 else 1
-            if not position or position + count >= row.num_tokens:
+            if not position or position + count >= row.num_tokens or row.request.has_more_to_say:
                 self._tell(row, count, spoken)
                 continue
             if row.client != client:
@@ -124,6 +123,7 @@ class DraftedSpeakers(Speakers):
                 news = all_news[index]
                 if news.events or news.prefill_stats:
                     row.request.tell(news.events, news.prefill_stats)
+            if index in all_news or row.request.has_more_to_say:
                 self._tell(row, count, spoken)
                 continue
             if row.client != client:
@@ -159,9 +159,9 @@ class DraftedSpeakers(Speakers):
 class DraftedRunner(FreeRunner):
     """Runs everything that is there, each request with drafts."""
 
-    def __init__(self, config: EngineConfig, source: TokenSource, speculation: SpeculationConfig) -> None:
-        super().__init__(config, source)
-        speakers = DraftedSpeakers(source, speculation, config.max_model_len)
+    def __init__(self, config: EngineConfig, speculation: SpeculationConfig) -> None:
+        super().__init__(config)
+        speakers = DraftedSpeakers(speculation, config.max_model_len)
         self._speakers = speakers
         self._counts = speakers.counts
 
@@ -178,12 +178,11 @@ class DraftedRequests(ScheduledRequests):
         rank: int,
         config: EngineConfig,
         batching: BatchingConfig,
-        source: TokenSource,
         kv_event_sink: KvEventSink | None,
         speculation: SpeculationConfig,
     ) -> None:
-        super().__init__(rank, config, batching, source, kv_event_sink)
-        speakers = DraftedSpeakers(source, speculation, config.max_model_len)
+        super().__init__(rank, config, batching, kv_event_sink)
+        speakers = DraftedSpeakers(speculation, config.max_model_len)
         self.speakers = self._drafted = speakers
 
     def add(
@@ -206,9 +205,9 @@ class DraftedRequests(ScheduledRequests):
 
 
 def make_requests(
-    rank: int, config: EngineConfig, batching: BatchingConfig, source: TokenSource, kv_event_sink: KvEventSink | None
+    rank: int, config: EngineConfig, batching: BatchingConfig, kv_event_sink: KvEventSink | None
 ) -> ScheduledRequests:
     """Return requests that share an engine, with drafts if the engine has any."""
     if config.speculation is None:
-        return ScheduledRequests(rank, config, batching, source, kv_event_sink)
-    return DraftedRequests(rank, config, batching, source, kv_event_sink, config.speculation)
+        return ScheduledRequests(rank, config, batching, kv_event_sink)
+    return DraftedRequests(rank, config, batching, kv_event_sink, config.speculation)

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 
 from mockengine.engine.distributions import mix
-from mockengine.replies.random import random_bits
+from mockengine.replies.hashing import draws_from
 from mockengine.wire.outputs import SpecDecodeMetrics
 from mockengine.wire.stats import SpecDecodingStats
 
@@ -83,7 +83,7 @@ class Acceptance:
     def draw(self, key: int, start: int, count: int) -> bytes:
         """Return the number of accepted drafts for outputs that begin at positions `start` … `start + count - 1`."""
         keys, starts = np.array([key ^ _STREAM], np.uint64), np.array([start], np.int64)
-        bits = random_bits(keys, starts, count)[0] >> _DROPPED_BITS
+        bits = draws_from(keys, starts, count)[0] >> _DROPPED_BITS
         # One draw decides on all drafts of an output, so that a rate is that of a draft and all before it.
         rejected = np.searchsorted(self._thresholds, bits, side="right")
         accepted: bytes = (self.num_spec_tokens - rejected).astype(np.uint8).tobytes()

@@ -24,7 +24,6 @@ from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
-from mockengine.replies import TokenSource
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
 
@@ -49,7 +48,6 @@ class MomentRunner(ScheduledRunner):
         rank: int,
         config: EngineConfig,
         batching: BatchingConfig | None,
-        source: TokenSource,
         timing: RequestTiming,
         kv_event_sink: KvEventSink | None,
     ) -> None:
@@ -59,7 +57,6 @@ class MomentRunner(ScheduledRunner):
             rank: of the engine.
             config: what it plays.
             batching: its limits and its cache; None is without any.
-            source: of tokens.
             timing: when requests say something.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
@@ -67,7 +64,7 @@ class MomentRunner(ScheduledRunner):
         self._is_limited = batching is not None
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
-        super().__init__(make_requests(rank, config, limits, source, kv_event_sink))
+        super().__init__(make_requests(rank, config, limits, kv_event_sink))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due; entries of the heap that say something else are old.

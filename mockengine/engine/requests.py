@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
-from mockengine.replies import TokenSource
-from mockengine.replies.length import Ending
+from mockengine.replies.planner import Plan
 from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import PrefillStats
@@ -23,13 +22,14 @@ class Request:
         client: index of the API server that asked, which gets its outputs.
         accepted_at: when it was accepted, in engine seconds.
         output_tokens: tokens said so far.
-        key: identifies the reply to the source of tokens.
+        key: identifies the reply to its source.
+        source: of its tokens, but for a last one that ends it.
         is_in_running_set: whether it is a row there.
         kv_transfer: its part in prefill/decode disaggregation.
 
     """
 
-    def __init__(self, request: EngineCoreRequest, ending: Ending, key: int, source: TokenSource, now: float) -> None:
+    def __init__(self, request: EngineCoreRequest, plan: Plan, now: float) -> None:
         self.request_id = request.request_id
         self.client = request.client_index
         self.accepted_at = now
@@ -37,9 +37,10 @@ class Request:
         self._num_prompt_tokens = request.num_prompt_tokens
         self._max_tokens = request.sampling_params.max_tokens if request.sampling_params else None
         self._trace_headers = request.trace_headers
-        self._ending = ending
-        self.key = key
-        self._source = source
+        self._ending = plan.ending
+        self.key = plan.key
+        self.source = plan.source
+        self._scores = plan.scores
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None
@@ -85,14 +86,20 @@ class Request:
     def advance(self, chunk_size: int) -> EngineCoreOutput:
         """Say the next tokens, at most `chunk_size` of them; the last ones come together with the finish reason."""
         count = min(chunk_size, self._ending.output_tokens - self.output_tokens)
+        position, scores = self.output_tokens, self._scores
         tokens = self._take(count)
         is_first, self._first_output_pending = self._first_output_pending, False
         events, self._events = self._events, ()
         prefill_stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
+        finish_reason = self.finish_reason
         return EngineCoreOutput(
             request_id=self.request_id,
             new_token_ids=tokens,
-            finish_reason=self.finish_reason,
+            new_logprobs=None if scores is None else scores.of(position, tokens),
+            new_prompt_logprobs=scores.of_prompt() if is_first and scores is not None else None,
+            prompt_token_id_logprobs=scores.of_prompt_token_ids() if is_first and scores is not None else None,
+            finish_reason=finish_reason,
+            stop_reason=None if finish_reason is None else self._ending.stop_reason,
             events=events,
             kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,
@@ -102,10 +109,12 @@ class Request:
     @property
     def has_more_to_say(self) -> bool:
         """Whether its next output tells more than tokens, even if it is not the last one."""
-        return self._first_output_pending or bool(self._events)
+        return self._first_output_pending or self._scores is not None or bool(self._events)
 
     def plain_outputs_left(self, chunk_size: int) -> int:
         """Return how many outputs are left that say a full chunk of tokens and nothing else: all but the last one."""
+        if self._scores is not None:
+            return 0
         return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1
 
     def skip(self, tokens: int) -> None:
@@ -117,7 +126,7 @@ class Request:
         return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
 
     def _take(self, count: int) -> list[int]:
-        tokens = self._source.tokens(self.key, self.output_tokens, count)
+        tokens = self.source.tokens(self.key, self.output_tokens, count)
         self.output_tokens += count
         if self._ending.last_token is not None and self.output_tokens == self._ending.output_tokens:
             tokens[-1] = self._ending.last_token

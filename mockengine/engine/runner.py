@@ -14,7 +14,6 @@ from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.speakers import Speakers
-from mockengine.replies import TokenSource
 from mockengine.wire.outputs import EngineCoreEvent, EventType
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
@@ -26,6 +25,10 @@ class Runner(Protocol):
     @property
     def is_computing(self) -> bool:
         """Whether a step is under way, in which an engine takes in nothing but aborts."""
+
+    @property
+    def may_step_anytime(self) -> bool:
+        """Whether a step may be made before one is due, to report what has happened."""
 
     @property
     def num_running(self) -> int:
@@ -91,8 +94,8 @@ class Runner(Protocol):
 class FreeRunner:
     """Runs everything that is there, a chunk of tokens for each request in every step."""
 
-    def __init__(self, config: EngineConfig, source: TokenSource) -> None:
-        self._speakers = Speakers(source, config.output_token_chunk_size)
+    def __init__(self, config: EngineConfig) -> None:
+        self._speakers = Speakers(config.output_token_chunk_size)
         self._waiting: dict[str, Request] = {}
         self._num_of_client: Counter[int] = Counter()
         self._num_requests = 0
@@ -103,6 +106,11 @@ class FreeRunner:
     @property
     def is_computing(self) -> bool:
         """Never: its steps take no time."""
+        return False
+
+    @property
+    def may_step_anytime(self) -> bool:
+        """Never: every step lets everybody speak."""
         return False
 
     @property

@@ -16,6 +16,7 @@ import numpy as np
 
 from mockengine.engine.requests import Request
 from mockengine.replies import Keys, Positions, TokenSource
+from mockengine.replies import Tokens as Drawn
 from mockengine.wire.batch import Rows, Strip, Tokens
 from mockengine.wire.codec import pack
 from mockengine.wire.record import record
@@ -36,12 +37,11 @@ class _Lane:
     Row i of every column belongs to the request in row i of the strip; rows have no gaps.
     """
 
-    def __init__(self, id_bytes: int, chunk_size: int, source: TokenSource) -> None:
+    def __init__(self, id_bytes: int, chunk_size: int) -> None:
         self.requests: list[Request] = []
         self._row_of: dict[str, int] = {}
         self._strip = Strip(id_bytes, chunk_size)
         self._chunk_size = chunk_size
-        self._source = source
         # The step whose tokens come next, of those that are drawn.
         self._step = 0
         # Rows from here on have joined since the last step, and nothing is drawn for them yet.
@@ -114,10 +114,24 @@ class _Lane:
         steps = self._steps_drawn - step
         if steps:
             starts = self._bases[first:end] + step * self._chunk_size
-            block = self._source.block(self._keys[first:end], starts, steps * self._chunk_size)
+            block = self._block(first, starts, steps * self._chunk_size)
             shaped = block.reshape(end - first, steps, self._chunk_size).transpose(1, 0, 2)
             self._drawn[step:, first:end] = shaped
         self._fresh_from = end
+
+    def _block(self, first: int, starts: Positions, count: int) -> Drawn:
+        """Draw so many tokens for each row from `first` on, as few times as there are sources."""
+        keys, requests = self._keys[first : first + len(starts)], self.requests[first:]
+        source = requests[0].source
+        if all(request.source is source for request in requests):
+            return source.block(keys, starts, count)
+        rows_of: dict[TokenSource, list[int]] = {}
+        for row, request in enumerate(requests):
+            rows_of.setdefault(request.source, []).append(row)
+        drawn = np.empty((len(requests), count), np.uint32)
+        for each, rows in rows_of.items():
+            drawn[rows] = each.block(keys[rows], starts[rows], count)
+        return drawn
 
     def _allocate(self, capacity: int) -> None:
         """Make room; the tokens are drawn anew, for other steps than before, which growing makes up for."""
@@ -144,8 +158,7 @@ class _Member:
 class RunningSet:
     """Requests of one client that say a full chunk of tokens with every step and nothing else."""
 
-    def __init__(self, source: TokenSource, chunk_size: int) -> None:
-        self._source = source
+    def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
         self._lanes: dict[int, _Lane] = {}
         self._members: dict[str, _Member] = {}
@@ -163,7 +176,7 @@ class RunningSet:
         packed_id = pack(request.request_id)
         lane = self._lanes.get(len(packed_id))
         if lane is None:
-            lane = self._lanes[len(packed_id)] = _Lane(len(packed_id), self._chunk_size, self._source)
+            lane = self._lanes[len(packed_id)] = _Lane(len(packed_id), self._chunk_size)
         lane.join(request, packed_id)
         leaves_at = self._steps + request.plain_outputs_left(self._chunk_size)
         self._members[request.request_id] = _Member(lane, self._steps, leaves_at)

@@ -43,7 +43,6 @@ class ScheduledRequests:
         rank: int,
         config: EngineConfig,
         batching: BatchingConfig,
-        source: TokenSource,
         kv_event_sink: KvEventSink | None,
     ) -> None:
         """Begin with nothing to do.
@@ -52,7 +51,6 @@ class ScheduledRequests:
             rank: of the engine.
             config: what it plays.
             batching: its limits and its cache.
-            source: of tokens.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
 
         """
@@ -79,10 +77,9 @@ class ScheduledRequests:
         self.cache = self.scheduler.cache
         self._connector = connector
         self._transfers = None if connector is None else Transfers(connector, self.scheduler)
-        self.speakers = Speakers(source, config.output_token_chunk_size)
+        self.speakers = Speakers(config.output_token_chunk_size)
         self.by_id: dict[str, Request] = {}
         self.sequences: dict[str, TokenSequence] = {}
-        self._source = source
         self._max_model_len = config.max_model_len
         self._kv_event_sink = kv_event_sink
 
@@ -100,7 +97,7 @@ class ScheduledRequests:
         self, request: Request, asked: EngineCoreRequest, now: float, *, leaves_a_token: bool, is_blocked: bool
     ) -> None:
         """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
-        sequence = _sequence_of(request, asked, self._source, self._max_model_len)
+        sequence = _sequence_of(request, asked, self._max_model_len)
         sequence.leaves_a_token = leaves_a_token
         sequence.is_blocked = is_blocked
         self.by_id[request.request_id] = request
@@ -208,6 +205,11 @@ class ScheduledRunner:
         return False
 
     @property
+    def may_step_anytime(self) -> bool:
+        """Whether a step may be made before one is due, to report what has happened."""
+        return not self.is_computing
+
+    @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
         return self._requests.num_running
@@ -277,7 +279,7 @@ class _TokenReader:
         return self._ahead[place - self._ahead_from : place - self._ahead_from + count]
 
 
-def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource, max_model_len: int) -> TokenSequence:
+def _sequence_of(request: Request, asked: EngineCoreRequest, max_model_len: int) -> TokenSequence:
     """Return what the scheduler is to know of a request."""
     params = asked.sampling_params or SamplingParams()
     num_prompt_tokens = asked.num_prompt_tokens
@@ -287,7 +289,7 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, source: TokenSource
         num_prompt_tokens=num_prompt_tokens,
         max_tokens=max(1, room if params.max_tokens is None else min(room, params.max_tokens)),
         stops_after=max(1, request.num_reply_tokens),
-        tokens=_TokenReader(asked, request.key, source),
+        tokens=_TokenReader(asked, request.key, request.source),
         priority=asked.priority,
         # Nothing can be ordered by what is no number.
         arrival_time=0.0 if isnan(asked.arrival_time) else asked.arrival_time,

@@ -13,7 +13,6 @@ from mockengine.engine.loose import LooseRow
 from mockengine.engine.requests import Request
 from mockengine.engine.running import RunningSet
 from mockengine.engine.said import Said, Spoken
-from mockengine.replies import TokenSource
 
 # Of all clients' steps that are made at once: enough to share the fixed cost, few enough to stay in the cache and to
 # keep nobody waiting.
@@ -23,8 +22,7 @@ _BURST_BYTES: Final = 2**18
 class Speakers:
     """The requests of one rank that run."""
 
-    def __init__(self, source: TokenSource, chunk_size: int) -> None:
-        self._source = source
+    def __init__(self, chunk_size: int) -> None:
         self._chunk_size = chunk_size
         self._speaking: dict[str, Request] = {}
         self._sets: dict[int, RunningSet] = {}
@@ -109,7 +107,7 @@ class Speakers:
                 if request is not None and request.plain_outputs_left(self._chunk_size) > 0:
                     del self._speaking[request.request_id]
                     if running_set is None:
-                        running_set = self._sets[client] = RunningSet(self._source, self._chunk_size)
+                        running_set = self._sets[client] = RunningSet(self._chunk_size)
                     running_set.join(request)
             for request in leavers:
                 self._speaking[request.request_id] = request
@@ -125,7 +123,7 @@ class Speakers:
             else:
                 row = self._loose.get(request.request_id)
                 if row is None:
-                    row = self._loose[request.request_id] = LooseRow(request, self._source, self._chunk_size)
+                    row = self._loose[request.request_id] = LooseRow(request, self._chunk_size)
                 spoken.said.setdefault(request.client, Said()).packed.append(row.say())
                 spoken.tokens += self._chunk_size
         return spoken

@@ -172,13 +172,17 @@ def _for_person(outcome: Fit, output: Path) -> str:
         f" + {coefficients.step_ms_per_context_token:.4g} ms for each token of their context,"
         f" give or take {100 * coefficients.step_jitter:.1f} %."
     )
+    flags = (
+        f"--load-model vllm --timing fitted --timing-profile {output} --max-num-seqs {outcome.profile.max_num_seqs} "
+        f"--max-num-batched-tokens {outcome.profile.max_num_batched_tokens}"
+    )
     kind = "asynchronous" if outcome.profile.async_scheduling else "synchronous"
     return "\n".join(
         [
             *(table(outcome.sections), "", sentence),
             f"Scheduling is {kind}. Network and frontend took {outcome.profile.overhead_ms:.4g} ms besides.",
             *(f"Note: {note}" for note in outcome.profile.notes),
-            f"Written to {output}: play it with --timing fitted --timing-profile {output}",
+            f"Written to {output}: play it with {flags}",
             "",
         ]
     )

@@ -71,15 +71,16 @@ class Profile:
         said = []
         if self.max_num_seqs not in (0, max_num_seqs):
             said.append(f"max_num_seqs: {max_num_seqs} here, {self.max_num_seqs} there")
-        elif 0 < self.most_decodes < max_num_seqs:
+        elif not self.max_num_seqs and 0 < self.most_decodes < max_num_seqs:
             said.append(
                 f"max_num_seqs: {max_num_seqs} here, where steps of more than {self.most_decodes} decodes were not "
-                "measured: what they take is extrapolated"
+                f"measured: what they take is extrapolated ({self.most_decodes} or less avoids that)"
             )
         if self.max_num_batched_tokens not in (0, max_num_batched_tokens):
             said.append(f"max_num_batched_tokens: {max_num_batched_tokens} here, {self.max_num_batched_tokens} there")
         if self.async_scheduling not in (None, async_scheduling):
-            said.append(f"async_scheduling: {async_scheduling} here, {self.async_scheduling} there")
+            here, there = str(async_scheduling).lower(), str(self.async_scheduling).lower()
+            said.append(f"async_scheduling: {here} here, {there} there")
         return said
 
 

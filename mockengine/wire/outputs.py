@@ -100,6 +100,7 @@ class EngineCoreOutput:
         new_token_ids: the tokens since the last output, may be none.
         new_logprobs: only when asked for; one row per token.
         new_prompt_logprobs: only when asked for, with the first output.
+        prompt_token_id_logprobs: only when asked for, with the first output: `[rows, count]`, float32.
         pooling_output: in every output of a pooling request, even a failed one.
         finish_reason: set in the last output, together with the last token.
         stop_reason: the stop token's id (not for EOS) or `"repetition_detected"`.
@@ -120,6 +121,7 @@ class EngineCoreOutput:
     stop_reason: int | str | None = None
     events: tuple[EngineCoreEvent, ...] = ()
     kv_transfer_params: Mapping[str, object] | None = None
+    prompt_token_id_logprobs: Tensor | None = None
     trace_headers: Mapping[str, str] | None = None
     prefill_stats: PrefillStats | None = None
     spec_decode_metrics: SpecDecodeMetrics | None = None
@@ -255,11 +257,12 @@ def _said(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
         yield "trace_headers", dict(output.trace_headers)
     if output.spec_decode_metrics is not None:
         yield "spec_decode_metrics", output.spec_decode_metrics.to_wire()
+    yield from _said_of_scores(output)
     yield from _said_seldom(output)
 
 
-def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
-    """Yield what few outputs say."""
+def _said_of_scores(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+    """Yield how likely tokens were."""
     scores, prompt_scores = output.new_logprobs, output.new_prompt_logprobs
     if scores is not None:
         if scores.rows != len(output.new_token_ids):
@@ -267,6 +270,12 @@ def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
         yield "new_logprobs", scores.to_wire(as_tensors=False)
     if prompt_scores is not None:
         yield "new_prompt_logprobs_tensors", prompt_scores.to_wire(as_tensors=True)
+    if output.prompt_token_id_logprobs is not None:
+        yield "prompt_token_id_logprobs", output.prompt_token_id_logprobs.to_wire()
+
+
+def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+    """Yield what few outputs say."""
     if output.pooling_output is not None:
         if output.pooling_output.is_ndarray:
             raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
@@ -416,6 +425,7 @@ _OUTPUT_READERS: Final[Mapping[str, Callable[[Any, Sequence[bytes]], Any]]] = {
     "finish_reason": lambda value, _aux: FinishReason(integer(value, "finish_reason", high=max(FinishReason))),
     "stop_reason": lambda value, _aux: _read_stop_reason(value),
     "events": lambda value, _aux: _read_events(value),
+    "prompt_token_id_logprobs": lambda value, aux: read_tensor(value, aux, "prompt_token_id_logprobs"),
     "kv_transfer_params": lambda value, _aux: mapping(value, "kv_transfer_params"),
     "trace_headers": lambda value, _aux: mapping(value, "trace_headers"),
     "prefill_stats": lambda value, _aux: read_prefill_stats(value),

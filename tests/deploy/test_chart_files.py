@@ -5,7 +5,7 @@ import json
 import re
 from typing import Any, Literal, get_args, get_origin
 
-import jsonschema  # type: ignore[import-untyped] # comes with kubernetes-validate
+import jsonschema
 import pytest
 from annotated_types import Ge, Le
 from pydantic import ValidationError
@@ -34,7 +34,12 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
     ),
     "kv_engine_id": (["prefill", "a b", "é"], ["", "x" * 257]),
     "nixl_side_channel_host": (["localhost", "prefill-0.prefill.svc", "10.0.0.7"], ["", "10.0.0.256", "a:1", "[::1]"]),
+    "output_length": (
+        ["max_tokens", "128", 128, "uniform:10:200", "normal:128:32.5", "lognormal:128:0", "histogram:/lengths.txt"],
+        ["", "some", 0, "normal:5", "normal:-5:1", "histogram:", True],
+    ),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
+    "tokenizer": (["/models/mock", "/models/mock/", "tokenizer.json"], ["", "/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
     "vllm_version": (["auto", "0.19", "0.33", "0.33.0"], ["", "0.18", "1.0", "0.33.0.1", "v0.33.0"]),
     "block_size": (list(BLOCK_SIZES), [0, 2, 24, 257, -1, "other"]),

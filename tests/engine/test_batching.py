@@ -13,6 +13,7 @@ from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.key import reply_key
 from mockengine.replies.random import RandomTokens
+from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.outputs import EventType, FinishReason, StepOutputs, UtilityReply
 from mockengine.wire.sampling import SamplingParams
 from mockengine.wire.stats import PrefillStats
@@ -64,8 +65,8 @@ def said_at(rig: Rig, request_id: str) -> list[float]:
 
 
 def expected_tokens(prompt: list[int], count: int) -> list[int]:
-    key = reply_key(request(prompt=prompt), CONFIG.seed, CONFIG.seed_scope)
-    return RandomTokens(32_000).tokens(key, 0, count)
+    key = reply_key(request(prompt=prompt), CONFIG.replies.seed, CONFIG.replies.seed_scope)
+    return RandomTokens(Vocabulary(32_000)).tokens(key, 0, count)
 
 
 # What is said.

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from mockengine.engine.config import EngineConfig
 from mockengine.wire.outputs import EngineCoreEvent, EventType, FinishReason, StepOutputs
 from mockengine.wire.sampling import SamplingParams
 from mockengine.wire.stats import PrefillStats
@@ -58,6 +59,10 @@ def test_reply_ends_where_the_context_ends() -> None:
     assert rig.finish_reason("r1") is FinishReason.LENGTH
 
 
+def _default_length(tokens: int) -> EngineConfig:
+    return replace(CONFIG, replies=replace(CONFIG.replies, default_output_tokens=tokens))
+
+
 def test_prompt_that_fills_the_context_ends_without_a_token() -> None:
     rig = Rig()
     rig.add(request(prompt=range(64)))
@@ -68,7 +73,7 @@ def test_prompt_that_fills_the_context_ends_without_a_token() -> None:
 @pytest.mark.parametrize("max_tokens", [61, None])
 def test_reply_without_max_tokens_ends_by_itself(max_tokens: int | None) -> None:
     """A frontend asks for all the context that is left (64 - 3) when its client sets no max_tokens."""
-    rig = Rig(replace(CONFIG, default_output_tokens=10))
+    rig = Rig(_default_length(10))
     rig.add(request(sampling_params=SamplingParams(max_tokens=max_tokens, eos_token_id=EOS)))
     rig.run()
     assert len(rig.tokens("r1")) == 10
@@ -78,7 +83,7 @@ def test_reply_without_max_tokens_ends_by_itself(max_tokens: int | None) -> None
 
 
 def test_reply_without_max_tokens_and_without_eos_ends_with_length() -> None:
-    rig = Rig(replace(CONFIG, default_output_tokens=10))
+    rig = Rig(_default_length(10))
     rig.add(request(max_tokens=61))
     rig.run()
     assert len(rig.tokens("r1")) == 10
@@ -86,14 +91,14 @@ def test_reply_without_max_tokens_and_without_eos_ends_with_length() -> None:
 
 
 def test_reply_without_max_tokens_honours_min_tokens() -> None:
-    rig = Rig(replace(CONFIG, default_output_tokens=10))
+    rig = Rig(_default_length(10))
     rig.add(request(sampling_params=SamplingParams(max_tokens=61, min_tokens=30, eos_token_id=EOS)))
     rig.run()
-    assert len(rig.tokens("r1")) == 30
+    assert len(rig.tokens("r1")) == 31
 
 
 def test_explicit_max_tokens_is_not_mistaken_for_none() -> None:
-    rig = Rig(replace(CONFIG, default_output_tokens=10))
+    rig = Rig(_default_length(10))
     rig.add(request(sampling_params=SamplingParams(max_tokens=60, eos_token_id=EOS)))
     rig.run()
     assert len(rig.tokens("r1")) == 60
@@ -101,7 +106,7 @@ def test_explicit_max_tokens_is_not_mistaken_for_none() -> None:
 
 
 def test_default_length_can_be_switched_off() -> None:
-    rig = Rig(replace(CONFIG, default_output_tokens=0))
+    rig = Rig(_default_length(0))
     rig.add(request(sampling_params=SamplingParams(max_tokens=61, eos_token_id=EOS)))
     rig.run()
     assert len(rig.tokens("r1")) == 61

@@ -18,6 +18,7 @@ from mockengine.engine.runner import FreeRunner
 from mockengine.engine.running import RunningSet
 from mockengine.replies.key import reply_key
 from mockengine.replies.random import RandomTokens
+from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.outputs import Envelope, FinishReason, StepOutputs
 from tests.support.rig import CONFIG, Rig, request
 
@@ -198,8 +199,8 @@ def test_a_set_of_many_grows_and_shrinks() -> None:
     rig.run()
     assert rig.ranks.num_requests == 0
     for number in (1, 1_499, 2_999):
-        key = reply_key(request(prompt=[number]), CONFIG.seed, CONFIG.seed_scope)
-        assert rig.tokens(ids[number]) == RandomTokens(32_000).tokens(key, 0, 80)
+        key = reply_key(request(prompt=[number]), CONFIG.replies.seed, CONFIG.replies.seed_scope)
+        assert rig.tokens(ids[number]) == RandomTokens(Vocabulary(32_000)).tokens(key, 0, 80)
     finished = {served.request_id: (served.output_tokens, reason) for served, reason, _ in rig.watcher.finished}
     assert finished[ids[0]] == (10, "abort")
     assert finished[ids[1]] == (80, "length")
@@ -239,7 +240,7 @@ def test_an_empty_set_keeps_few_lanes_and_no_large_one() -> None:
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 100])
 def test_tokens_of_a_block_are_those_of_each_reply(chunk_size: int) -> None:
-    source = RandomTokens(2**31 - 1)
+    source = RandomTokens(Vocabulary(2**31 - 1))
     keys = np.array([0, 1, 2**64 - 1, 12345678901234567890], np.uint64)
     starts = np.array([0, 5, 10**9, 2**31 - 2], np.int64)
     block = source.block(keys, starts, chunk_size)

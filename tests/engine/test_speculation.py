@@ -104,7 +104,7 @@ def test_one_rate_is_the_share_of_all_drafts(rate: float, k: int) -> None:
 
 def test_how_many_are_accepted_follows_from_key_and_position() -> None:
     acceptance = Acceptance(RATES)
-    key = reply_key(request(), CONFIG.seed, CONFIG.seed_scope)
+    key = reply_key(request(), CONFIG.replies.seed, CONFIG.replies.seed_scope)
     whole = acceptance.draw(key, 0, 500)
     assert [acceptance.draw(key, start, 1)[0] for start in range(500)] == list(whole)
     assert set(whole) == set(range(K + 1))
@@ -184,7 +184,7 @@ def test_what_is_accepted_beyond_the_end_is_counted_and_not_said(runner: str) ->
 
 @everywhere
 def test_a_reply_that_ends_by_itself_ends_with_its_eos(runner: str) -> None:
-    rig = Rig(config(ALL, runner, default_output_tokens=7))
+    rig = Rig(config(ALL, runner, replies=replace(CONFIG.replies, default_output_tokens=7)))
     params = SamplingParams(max_tokens=None, eos_token_id=EOS)
     rig.add(request(prompt=[5] * 20, sampling_params=params))
     play(rig)

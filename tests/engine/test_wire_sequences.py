@@ -22,7 +22,6 @@ from mockengine.engine.core import EngineCore
 from mockengine.engine.ranks import Ranks
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.key import SeedScope
-from mockengine.replies.random import RandomTokens
 from mockengine.wire.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 from mockengine.wire.outputs import EngineCoreOutput, Envelope, StepOutputs, UtilityReply
 from mockengine.wire.requests import EngineCoreRequest, LoraRequest
@@ -94,7 +93,7 @@ def engine_config(recorded_with: Mapping[str, Any]) -> EngineConfig:
         max_model_len=recorded_with["model_len"],
         clients=recorded_with["clients"],
         # Equal prompts got different replies, and blocks are named after these too.
-        seed_scope=SeedScope.REQUEST_ID,
+        replies=replace(CONFIG.replies, seed_scope=SeedScope.REQUEST_ID),
         batching=BatchingConfig(
             max_num_seqs=recorded_with["seqs"],
             max_num_batched_tokens=recorded_with["batched"],
@@ -125,8 +124,7 @@ class Player:
     def __init__(self, config: EngineConfig) -> None:
         self.rig = Rig(config)
         self.kv: list[Sequence[KVCacheEvent]] = []
-        source = RandomTokens(32_000)
-        engine = EngineCore(0, config, source, self.rig.dialect, self.rig.watcher, self.kv.append)
+        engine = EngineCore(0, config, self.rig.dialect, self.rig.watcher, self.kv.append)
         self.rig.ranks = Ranks([engine])
         self.is_paused = False
 

@@ -95,7 +95,8 @@ def same_prompt_gives_the_same_tokens_as_on_the_double(stack: Stack) -> None:
     reply = httpx.post(f"{stack.url}/v1/completions", json=body, timeout=20).json()
     with FrontendDouble() as double, EngineProcess(f"--handshake-address={double.handshake_address}"):
         double.handshake()
-        double.add("r1", prompt=[5, 6, 7], max_tokens=12)
+        # What frontends say of the model's EOS.
+        double.add("r1", prompt=[5, 6, 7], max_tokens=12, sampling={"_all_stop_token_ids": [0, 2]})
         assert double.reply("r1").tokens == reply["choices"][0]["token_ids"]
 
 
@@ -115,6 +116,20 @@ def disconnected_client_frees_its_request(stack: Stack) -> None:
     aborted = stack.engine.wait_for("request finished", lambda entry: entry["finish_reason"] == "abort")
     assert 0 < aborted["output_tokens"] < 30_000
     stack.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def logprobs_are_said(stack: Stack) -> None:
+    reply = stack.client().completions.create(model=MODEL_NAME, prompt=PROMPT, max_tokens=5, logprobs=2)
+    scores = reply.choices[0].logprobs
+    assert scores is not None
+    assert len(scores.top_logprobs or ()) == 5
+    assert all(logprob <= 0 for logprob in scores.token_logprobs or (1.0,))
+    chat = stack.client().chat.completions.create(
+        model=MODEL_NAME, messages=QUESTION, max_tokens=5, logprobs=True, top_logprobs=2, stream=True
+    )
+    said = [each for chunk in chat if (scores_of := chunk.choices[0].logprobs) for each in scores_of.content or ()]
+    assert len(said) == 5
+    assert all(2 <= len(each.top_logprobs) <= 3 for each in said)
 
 
 def many_streams_at_once(stack: Stack) -> None:
@@ -169,6 +184,7 @@ BASIC: list[Callable[[Stack], None]] = [
     streamed_chat,
     same_prompt_gives_the_same_text,
     reply_without_max_tokens_ends_by_itself,
+    logprobs_are_said,
     disconnected_client_frees_its_request,
 ]
 """What the oldest frontend here does as well as the newest."""

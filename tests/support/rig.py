@@ -11,8 +11,7 @@ from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Served
 from mockengine.engine.outgoing import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
-from mockengine.replies.key import SeedScope
-from mockengine.replies.random import RandomTokens
+from mockengine.replies.planner import RepliesConfig
 from mockengine.wire.lines import Line
 from mockengine.wire.messages import Abort, Add, Message, Unreadable
 from mockengine.wire.outputs import EngineCoreOutput, Envelope, FinishReason, StepOutputs, read_envelope
@@ -23,9 +22,7 @@ CONFIG = EngineConfig(
     max_model_len=64,
     block_size=16,
     output_token_chunk_size=1,
-    default_output_tokens=0,
-    seed=0,
-    seed_scope=SeedScope.PROMPT,
+    replies=RepliesConfig(vocab_size=32_000),
     data_parallel_size=1,
     clients=1,
     has_coordinator=False,
@@ -94,8 +91,7 @@ class Rig:
         self.now = 100.0
         self.watcher = Watcher()
         self.dialect = Dialect(line)
-        source = RandomTokens(32_000)
-        self.ranks = Ranks([EngineCore(rank, config, source, self.dialect, self.watcher) for rank in range(ranks)])
+        self.ranks = Ranks([EngineCore(rank, config, self.dialect, self.watcher) for rank in range(ranks)])
         self.heard: list[tuple[int, Envelope]] = []
         self.speaks: Line | None = None
         """The line to decode with; None is the one that the engine believes in."""

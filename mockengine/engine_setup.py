@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the settings make of the engine: the part of them that stays when frontends come and go."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from uuid import uuid4
+
+from mockengine.engine.config import BatchingConfig, EngineConfig, KvTransferConfig
+from mockengine.engine.drafts import SpeculationConfig, even_rates
+from mockengine.engine.timing import TimingConfig, make_timing
+from mockengine.fit.profile import ProfileError
+from mockengine.fit.profile import load as load_profile
+from mockengine.lengths import LengthError, read_histogram, read_output_length
+from mockengine.replies.key import SeedScope
+from mockengine.replies.length import (
+    LengthDraw,
+    fixed_length,
+    lognormal_length,
+    normal_length,
+    uniform_length,
+    weighted_length,
+)
+from mockengine.replies.planner import RepliesConfig, ReplyKind
+from mockengine.replies.structured.writer import StructuredWriter
+from mockengine.replies.tokenizer import Tokenizer, TokenizerError
+from mockengine.settings import Settings
+from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
+from mockengine.wire.handshake import Init
+
+
+class SetupError(Exception):
+    """The settings name something that cannot be used; the text says what, why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """The engine as the settings have it, whatever its frontend.
+
+    Attributes:
+        settings: these.
+        timing: how long everything takes.
+        replies: what is said.
+        kv_engine_id: name under which other instances know this one.
+        profile_differences: what was otherwise where the timing profile was made, a sentence each.
+
+    """
+
+    settings: Settings
+    timing: TimingConfig
+    replies: RepliesConfig
+    kv_engine_id: str
+    profile_differences: Sequence[str] = ()
+
+    def config(self, init: Init) -> EngineConfig:
+        """Return what the ranks need to know towards one frontend."""
+        settings = self.settings
+        return EngineConfig(
+            max_model_len=settings.max_model_len,
+            block_size=settings.block_size,
+            output_token_chunk_size=settings.output_token_chunk_size,
+            replies=self.replies,
+            data_parallel_size=settings.effective_data_parallel_size,
+            clients=len(init.inputs),
+            has_coordinator=init.has_coordinator,
+            has_waves=init.coordinates_waves,
+            itl_s=settings.pace_s,
+            batching=_batching(settings),
+            kv_transfer=_kv_transfer(settings, self.kv_engine_id),
+            timing=self.timing,
+            speculation=_speculation(settings),
+        )
+
+
+def set_up(settings: Settings) -> EngineSetup:
+    """Read what the settings name, and draw once whatever is drawn; raises `SetupError`."""
+    timing, differences = _timing(settings)
+    try:
+        make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
+    except (ValueError, ArithmeticError) as error:
+        raise SetupError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
+    kv_engine_id = settings.kv_engine_id or str(uuid4())
+    return EngineSetup(settings, timing, _replies(settings), kv_engine_id, differences)
+
+
+def _replies(settings: Settings) -> RepliesConfig:
+    tokenizer: Tokenizer | None = None
+    if settings.tokenizer is not None:
+        try:
+            tokenizer = Tokenizer.load(Path(settings.tokenizer))
+        except TokenizerError as error:
+            raise SetupError(f"tokenizer: {error}") from error
+        if settings.reply_source == "words" and not tokenizer.word_ids:
+            raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
+    return RepliesConfig(
+        vocab_size=settings.vocab_size,
+        seed=settings.seed,
+        seed_scope=SeedScope(settings.seed_scope),
+        default_output_tokens=settings.default_output_tokens,
+        output_length=_output_length(settings),
+        kind=ReplyKind(settings.reply_source),
+        tokenizer=tokenizer,
+        writer=None if tokenizer is None else StructuredWriter(tokenizer),
+    )
+
+
+def _output_length(settings: Settings) -> LengthDraw | None:
+    form = read_output_length(settings.output_length)
+    if form is None:
+        return None
+    match form.name:
+        case "fixed":
+            return fixed_length(round(form.first))
+        case "uniform":
+            return uniform_length(round(form.first), round(form.second))
+        case "normal":
+            return normal_length(form.first, form.second)
+        case "lognormal":
+            return lognormal_length(form.first, form.second)
+    try:
+        return weighted_length(*read_histogram(Path(form.file)))
+    except LengthError as error:
+        raise SetupError(f"output_length: {error}") from error
+
+
+def _batching(settings: Settings) -> BatchingConfig | None:
+    if settings.load_model == "off":
+        return None
+    return BatchingConfig(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_gpu_blocks=settings.num_gpu_blocks,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        scheduling_policy=settings.scheduling_policy,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        async_scheduling=settings.async_scheduling,
+    )
+
+
+def _speculation(settings: Settings) -> SpeculationConfig | None:
+    if not settings.spec_tokens:
+        return None
+    text = settings.acceptance_rate
+    rates = USUAL_ACCEPTANCE_RATE if text is None else acceptance_rates(text)
+    return SpeculationConfig(
+        acceptance_rates=even_rates(rates, settings.spec_tokens) if isinstance(rates, float) else rates,
+        metrics=settings.per_request_spec_decode_metrics,
+    )
+
+
+def _kv_transfer(settings: Settings, engine_id: str) -> KvTransferConfig | None:
+    if settings.kv_role == "none":
+        return None
+    unit_s = settings.time_scale / 1_000
+    return KvTransferConfig(
+        engine_id=engine_id,
+        is_producer=settings.kv_role != "consumer",
+        is_consumer=settings.kv_role != "producer",
+        side_channel_host=settings.nixl_side_channel_host,
+        side_channel_port=settings.nixl_side_channel_port,
+        transfer_s=unit_s * settings.kv_transfer_ms,
+        transfer_s_per_token=unit_s * settings.kv_transfer_ms_per_token,
+        hold_s=unit_s * settings.kv_hold_ms,
+    )
+
+
+def _timing(settings: Settings) -> tuple[TimingConfig, list[str]]:
+    """Return the model of time, and what was otherwise where its profile was made."""
+    timing = TimingConfig(
+        timing=settings.timing,
+        time_scale=settings.time_scale,
+        timing_distribution=settings.timing_distribution,
+        ttft_ms=settings.ttft_ms,
+        ttft_stddev_ms=settings.ttft_stddev_ms,
+        prefill_ms_per_token=settings.prefill_ms_per_token,
+        prefill_stddev_ms_per_token=settings.prefill_stddev_ms_per_token,
+        itl_ms=settings.itl_ms,
+        itl_stddev_ms=settings.itl_stddev_ms,
+        time_factor_under_load=settings.time_factor_under_load,
+        step_base_ms=settings.step_base_ms,
+        step_ms_per_prefill_token=settings.step_ms_per_prefill_token,
+        step_ms_per_decode=settings.step_ms_per_decode,
+        step_ms_per_context_token=settings.step_ms_per_context_token,
+        step_jitter=settings.step_jitter,
+    )
+    if settings.timing_profile is None:
+        return timing, []
+    try:
+        profile = load_profile(Path(settings.timing_profile))
+    except ProfileError as error:
+        raise SetupError(f"timing_profile: {error}") from error
+    differences = profile.differences(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_scheduling=settings.async_scheduling,
+    )
+    return replace(timing, **asdict(profile.coefficients)), differences
