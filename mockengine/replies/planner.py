@@ -3,6 +3,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +30,8 @@ from mockengine.wire.sampling import SamplingParams
 _DECIDES: Final = 100.0
 # Restrictions that are remembered; nearly all requests have one of very few.
 _KEPT: Final = 64
+# Tokens of a reply that is held in memory as a whole, and looked at.
+_MOST_LISTED: Final = 2**20
 _KEPT_IDS: Final = 4_096
 
 # As short as reasoning can be.
@@ -122,7 +125,9 @@ class Planner:
         self._max_model_len = max_model_len
         tokenizer = config.tokenizer
         self._special_ids = frozenset[int]() if tokenizer is None else tokenizer.special_ids
-        self._word_ids = tokenizer.word_ids if tokenizer is not None and config.kind is ReplyKind.WORDS else None
+        self._words: AbstractSet[int] | None = None
+        if tokenizer is not None and config.kind is ReplyKind.WORDS:
+            self._words = frozenset(tokenizer.word_ids)
         self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.vocab_size)
         self._scorer: TokenScorer | None = None
         self._choices: OrderedDict[_Restriction, _Choice] = OrderedDict()
@@ -142,9 +147,9 @@ class Planner:
         if most < 1:
             return Plan(key=key, source=_NOTHING, ending=Ending(0))
         choice = self._choice(params)
-        listed = self._listed(request, params, key, most, choice)
+        listed = self._listed(request, params, key, min(most, _MOST_LISTED), choice)
         if listed is not None:
-            ending = listed_ending(params, most, listed) or Ending(len(listed))
+            ending = listed_ending(params, len(listed), listed) or Ending(len(listed))
             return Plan(key=key, source=ListedTokens(listed), ending=ending, scores=scores)
         ending = self._random_ending(params, key, most, room)
         if RepetitionRule.of(params.repetition_detection) is not None:
@@ -185,11 +190,13 @@ class Planner:
         self, params: SamplingParams, key: int, source: TokenSource, ending: Ending, scores: ReplyScores | None
     ) -> Plan:
         """Plan a reply of which it matters whether it repeats itself."""
-        said = source.tokens(key, 0, ending.output_tokens)
-        if ending.last_token is not None:
+        said = source.tokens(key, 0, min(ending.output_tokens, _MOST_LISTED))
+        if ending.last_token is not None and len(said) == ending.output_tokens:
             said[-1] = ending.last_token
-        ending = listed_ending(params, len(said), said) or ending
-        return Plan(key=key, source=ListedTokens(said), ending=ending, scores=scores)
+        found = listed_ending(params, ending.output_tokens, said)
+        if found is None:
+            return Plan(key=key, source=source, ending=ending, scores=scores)
+        return Plan(key=key, source=ListedTokens(said), ending=found, scores=scores)
 
     # Which tokens.
 
@@ -203,7 +210,7 @@ class Planner:
             said = list(params.trace_decode_token_ids[:most])
             return said + choice.source.tokens(key, len(said), most - len(said))
         if choice.stop is not None:
-            return [*choice.source.tokens(key, 0, params.min_tokens), choice.stop]
+            return [*choice.source.tokens(key, 0, min(params.min_tokens, most - 1)), choice.stop]
         if self._config.kind is ReplyKind.ECHO:
             return self._echo(request, params, key, most, choice)
         return None
@@ -276,17 +283,18 @@ class Planner:
         # Without its last token a bad word is not said, whatever comes before.
         ruled_out = {words[-1] for words in params.bad_words_token_ids if words}
         ruled_out.update(token for token, value in bias.items() if value <= -_DECIDES)
-        ruled_out |= self._special_ids
-        only = set(self._word_ids) if self._word_ids is not None else None
-        if params.allowed_token_ids is not None:
-            only = set(params.allowed_token_ids)
+        only: AbstractSet[int] | None = None if params.allowed_token_ids is None else set(params.allowed_token_ids)
         highest = max(bias.values(), default=0.0)
         if highest >= _DECIDES:
             decided = {token for token, value in bias.items() if value == highest}
             only = (decided if only is None else decided & only) or decided
+        if only is None:
+            # Those that a client names are not said by chance.
+            avoided |= self._special_ids
+            only = self._words
         with suppress(ValueError):
             return _Choice(Vocabulary(self._vocab_size, avoided | ruled_out, only))
-        stop = min((only or set()) & (ends - ruled_out), default=None)
+        stop = min((only or frozenset()) & (ends - ruled_out), default=None)
         if stop is None and only is not None:
             with suppress(ValueError):
                 return _Choice(Vocabulary(self._vocab_size, ruled_out, only))

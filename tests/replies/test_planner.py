@@ -3,6 +3,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 from mockengine.replies.ending import Ending
 from mockengine.replies.length import LengthDraw, fixed_length, normal_length
 from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyKind
+from mockengine.replies.tokenizer import Tokenizer
 from mockengine.wire.outputs import FinishReason
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import SamplingParams
+from tests.support.stack import ROOT
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 VOCAB_SIZE = 50
@@ -84,6 +87,40 @@ def test_where_nothing_else_may_be_said_it_stops(
     plan = _plan(_planner(), **params)
     assert plan.ending == ending
     assert said is None or _said(plan) == said
+
+
+def test_special_tokens_are_said_only_if_a_client_names_them() -> None:
+    tokenizer = Tokenizer.load(ROOT / "deploy" / "model")
+    eos, special = tokenizer.eos_ids[0], max(tokenizer.special_ids)
+    config = RepliesConfig(vocab_size=2**20, tokenizer=tokenizer)
+    planner = Planner(config, max_model_len=20_000)
+    assert not set(_said(_plan(planner, max_tokens=19_000))) & tokenizer.special_ids
+    assert set(_said(_plan(planner, allowed_token_ids=(special, 300)))) == {special, 300}
+    assert _said(_plan(planner, allowed_token_ids=(eos,), eos_token_id=eos)) == [eos]
+    assert set(_said(_plan(planner, logit_bias={special: 100.0}))) == {special}
+    words = Planner(replace(config, kind=ReplyKind.WORDS), max_model_len=20_000)
+    assert set(_said(_plan(words))) <= set(tokenizer.word_ids)
+    assert set(_said(_plan(words, allowed_token_ids=(300,)))) == {300}
+
+
+SEVENS = {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 9}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"trace_decode_token_ids": (5,)},
+        {"allowed_token_ids": (EOS,), "eos_token_id": EOS, "min_tokens": 2**30},
+        {
+            "allowed_token_ids": (7,),
+            "repetition_detection": {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 9},
+        },
+    ],
+)
+def test_no_reply_of_a_huge_context_is_held_in_memory(asked: dict[str, Any]) -> None:
+    planner = Planner(RepliesConfig(vocab_size=VOCAB_SIZE), max_model_len=2**31 - 1)
+    plan = _plan(planner, max_tokens=2**31 - 10, **asked)
+    assert plan.ending.output_tokens <= 2**20
 
 
 def test_it_stops_not_before_min_tokens() -> None:
