@@ -18,8 +18,8 @@ from mockengine.replies.listed import ListedTokens
 from mockengine.replies.logprobs import MAX_SCORES, TokenScorer
 from mockengine.replies.random import RandomTokens
 from mockengine.replies.scores import ReplyScores, wants_scores
-from mockengine.replies.structured.constraint import ConstraintError, read_constraint
-from mockengine.replies.structured.writer import StructuredWriter
+from mockengine.replies.structured.constraint import Constraint, ConstraintError, read_constraint
+from mockengine.replies.structured.writer import StructuredWriter, Written
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.record import keyword_record
@@ -220,21 +220,18 @@ class Planner:
 
         A reply whose EOS is ignored goes on with it, since nothing else may follow.
         """
-        try:
-            constraint = read_constraint(params.structured_outputs)
-            if constraint is None:
-                return None
-            tokenizer, writer = self._config.tokenizer, self._config.writer
-            if tokenizer is None or writer is None:
-                raise ReplyError(
-                    f"this engine has no tokenizer to write {constraint.kind} with (set tokenizer to the folder of the "
-                    "frontend's model)"
-                )
-            # Python frontends let the constraint begin after the reasoning.
-            said = tokenizer.encode(_NO_REASONING)[: most - 1] if request.reasoning_ended is False else []
-            written = writer.write(constraint, key, most - len(said))
-        except ConstraintError as error:
-            raise ReplyError(str(error)) from error
+        constraint = _read(params)
+        if constraint is None:
+            return None
+        tokenizer, writer = self._config.tokenizer, self._config.writer
+        if tokenizer is None or writer is None:
+            raise ReplyError(
+                f"this engine has no tokenizer to write {constraint.kind} with (set tokenizer to the folder of the "
+                "frontend's model)"
+            )
+        # Python frontends let the constraint begin after the reasoning.
+        said = tokenizer.encode(_NO_REASONING)[: most - 1] if request.reasoning_ended is False else []
+        written = _written(writer, constraint, key, most - len(said))
         said += written.tokens
         if written.complete and len(said) < most and tokenizer.eos_ids:
             ignores_eos = params.eos_token_id is None
@@ -302,3 +299,20 @@ class Planner:
         with suppress(ValueError):
             return _Choice(Vocabulary(self._vocab_size, avoided), stop)
         return _Choice(Vocabulary(self._vocab_size), stop)
+
+
+def _read(params: SamplingParams) -> Constraint | None:
+    try:
+        return read_constraint(params.structured_outputs)
+    except ConstraintError as error:
+        raise ReplyError(str(error)) from error
+
+
+def _written(writer: StructuredWriter, constraint: Constraint, key: int, most: int) -> Written:
+    try:
+        return writer.write(constraint, key, most)
+    except ConstraintError as error:
+        raise ReplyError(str(error)) from error
+    except Exception as error:
+        # Whatever a client's constraint does to what reads it, it costs that client's request and no other.
+        raise ReplyError(f"structured_outputs cannot be read: {type(error).__name__}: {error}") from error

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from mockengine.replies.ending import Ending
 from mockengine.replies.length import LengthDraw, fixed_length, normal_length
-from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyKind
+from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyError, ReplyKind
+from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.wire.outputs import FinishReason
 from mockengine.wire.requests import EngineCoreRequest
@@ -87,6 +88,25 @@ def test_where_nothing_else_may_be_said_it_stops(
     plan = _plan(_planner(), **params)
     assert plan.ending == ending
     assert said is None or _said(plan) == said
+
+
+def test_a_defect_in_reading_a_constraint_costs_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.load(ROOT / "deploy" / "model")
+    writer = StructuredWriter(tokenizer)
+    planner = Planner(RepliesConfig(vocab_size=2**20, tokenizer=tokenizer, writer=writer), max_model_len=400)
+    nothing: dict[str, int] = {}
+    monkeypatch.setattr(writer, "write", lambda *_: nothing["absent"])
+    with pytest.raises(ReplyError, match="structured_outputs cannot be read: KeyError"):
+        _plan(planner, structured_outputs={"choice": ["yes"]})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), "NaN"])
+def test_numbers_that_json_has_not_are_refused(number: object) -> None:
+    tokenizer = Tokenizer.load(ROOT / "deploy" / "model")
+    config = RepliesConfig(vocab_size=2**20, tokenizer=tokenizer, writer=StructuredWriter(tokenizer))
+    schema = '{"maxLength": NaN}' if number == "NaN" else {"maxLength": number}
+    with pytest.raises(ReplyError, match="which JSON has not"):
+        _plan(Planner(config, max_model_len=400), structured_outputs={"json": schema})
 
 
 def test_special_tokens_are_said_only_if_a_client_names_them() -> None:

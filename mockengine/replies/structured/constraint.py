@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from math import isfinite
 from typing import Any, Final
 
 _MOST_CHARACTERS: Final = 100_000
@@ -157,6 +158,8 @@ def _check_size(value: object, place: str) -> None:
             waiting += [(item, depth + 1) for item in node]
         elif isinstance(node, str):
             characters += _length(node, place)
+        elif isinstance(node, float) and not isfinite(node):
+            raise ConstraintError(f"{place} has the number {node}, which JSON has not")
         elif not isinstance(node, (int, float, bool)) and node is not None:
             raise ConstraintError(f"{place} has a value of type {type(node).__name__}, which JSON has not")
         if nodes > _MOST_NODES or characters > _MOST_CHARACTERS:
