@@ -49,19 +49,19 @@ def _survives(writer: StructuredWriter, asked: dict[str, Any], max_tokens: int =
     assert written is None or len(written.tokens) <= max_tokens
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(key=st.sampled_from(["json", "choice", "structural_tag", "json_object", "regex", "grammar"]), value=_VALUES)
 def test_any_value(writer: StructuredWriter, key: str, value: Any) -> None:
     _survives(writer, {key: value})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(schema=_SCHEMAS)
 def test_schemas_of_any_keywords(writer: StructuredWriter, schema: Any) -> None:
     _survives(writer, {"json": schema})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=_TEXTS, key=st.sampled_from(["regex", "grammar"]))
 def test_any_regex_and_grammar(writer: StructuredWriter, key: str, text: str) -> None:
     _survives(writer, {key: text})

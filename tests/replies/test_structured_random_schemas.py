@@ -83,7 +83,7 @@ _SCHEMAS = st.recursive(_NUMBERS | _STRINGS | _OTHERS, _larger, max_leaves=6).fi
 _LEAVES = _NUMBERS | _STRINGS
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(schema=_SCHEMAS, definition=_LEAVES, key=st.integers(0, 2**64 - 1), max_tokens=st.sampled_from([20, 400]))
 def test_what_is_written_follows_the_schema(
     writer: StructuredWriter, tokenizer: Tokenizer, schema: Any, definition: Any, key: int, max_tokens: int
