@@ -18,8 +18,8 @@ _MODEL: Final = Path(__file__).parent.parent / "deploy" / "model"
 _INPUT_TOKENS: Final = 32
 _OUTPUT_TOKENS: Final = 512
 _THROUGHPUT: Final = re.compile(r"Output token throughput \(tok/s\):\s+([0-9.]+)")
-# Clients that are full load, without a pace and with one, and the bar: the engine's CPU in that of the frontend.
-_FULL_LOAD, _FULL_LOAD_PACED = 64, 256
+# The bar: clients that are full load, and the engine's CPU in that of the frontend.
+_BAR_CONCURRENCY: Final = 256
 _BAR_SHARE: Final = 0.15
 
 
@@ -32,14 +32,9 @@ class _Case:
     concurrency: int
 
     @property
-    def is_full_load(self) -> bool:
-        """Whether the frontend has all that it can do, or is to bear."""
-        return self.concurrency >= (_FULL_LOAD_PACED if self.itl_ms else _FULL_LOAD)
-
-    @property
     def prompts(self) -> int:
         """How many requests are made; paced replies take seconds each, whatever the machine."""
-        return max(8, 2 * self.concurrency) if self.itl_ms else max(64, 6 * self.concurrency)
+        return max(8, 2 * self.concurrency) if self.itl_ms else max(200, 20 * self.concurrency)
 
 
 def measure(concurrency: tuple[int, ...], chunk_sizes: tuple[int, ...], itl_ms: tuple[float, ...]) -> Table:
@@ -55,7 +50,7 @@ def measure(concurrency: tuple[int, ...], chunk_sizes: tuple[int, ...], itl_ms: 
         share = engine_s / frontend_s
         row = (case.itl_ms, case.chunk_size, case.concurrency)
         table.add(*row, rate, engine_s, frontend_s, client_s, share)
-        if case.is_full_load:
+        if case.concurrency == _BAR_CONCURRENCY:
             what = f"itl_ms {case.itl_ms:g}, chunk {case.chunk_size}, concurrency {case.concurrency}"
             table.hold(f"engine CPU in the frontend's, {what}", share, _BAR_SHARE)
     return table

@@ -181,7 +181,7 @@ class Outbox:
 
 def _all_framed(messages: Messages) -> list[Buffer]:
     """Return the buffers of all messages as they go over the wire, few of them."""
-    if isinstance(messages, Burst):
+    if isinstance(messages, Burst) and messages.frame_bytes < _SMALL_BYTES:
         return [frame_all(messages.frames, messages.frame_bytes)]
     buffers = [buffer for message in messages for buffer in _framed(message)]
     # Many small buffers cost the kernel more than putting them together costs here.
