@@ -7,7 +7,6 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mockengine.wire.codec import pack
 from mockengine.wire.tensors import Tensor, read_tensor
 from mockengine.wire.values import array, wrong
 
@@ -84,35 +83,6 @@ def logprobs_lists(token_ids: Integers, logprobs: Singles, ranks: Integers, *, a
             for name, array_type, part in zip(_types(as_tensors=as_tensors), _ARRAY_TYPES, parts, strict=True)
         )
     )
-
-
-def pack_logprobs(token_ids: Integers, logprobs: Singles, ranks: Integers, *, as_tensors: bool) -> Rows:
-    """Return the wire form of 4 items, as msgpack, for N requests of T tokens each.
-
-    What differs between requests has the same place and length in all, so it is copied for all of them at once.
-
-    Args:
-        token_ids: `[N, T, k+1]`.
-        logprobs: `[N, T, k+1]`.
-        ranks: `[N, T]`.
-        as_tensors: whether the place wants tensors or arrays.
-
-    Returns:
-        `[N, bytes]`, each row with the same bytes as `pack(logprobs_lists(…).to_wire(…))` of its request.
-
-    """
-    rows = len(ranks)
-    columns = [_same(_FOUR_ITEMS, rows)]
-    parts = (token_ids, logprobs, ranks)
-    for name, array_type, part in zip(_types(as_tensors=as_tensors), _ARRAY_TYPES, parts, strict=True):
-        data = np.ascontiguousarray(part, array_type).view(np.uint8).reshape(rows, -1)
-        whole = pack(Tensor(name, part.shape[1:], bytes(data.shape[1])).to_wire())
-        columns += _same(whole[: len(whole) - data.shape[1]], rows), data
-    return np.concatenate([*columns, _same(_NO_COUNTS, rows)], axis=1)
-
-
-def _same(data: bytes, rows: int) -> Rows:
-    return np.broadcast_to(np.frombuffer(data, np.uint8), (rows, len(data)))
 
 
 def _types(*, as_tensors: bool) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import pytest
 
 from mockengine.replies.logprobs import ALL, TokenScorer
 from mockengine.wire.codec import unpack
-from mockengine.wire.logprobs import logprobs_lists, pack_logprobs, read_logprobs
+from mockengine.wire.logprobs import logprobs_lists
 from mockengine.wire.outputs import EngineCoreOutput, StepOutputs, write_envelope
 from mockengine.wire.sampling import (
     LateInteractionParams,
@@ -70,8 +70,7 @@ def output(**fields: Any) -> EngineCoreOutput:
 def scored(num_logprobs: int) -> EngineCoreOutput:
     """Make the output of request 1, whose scores are cut out of those of a batch."""
     scores = SCORER.sampled(KEYS, np.zeros(2, np.int64), TOKENS, num_logprobs)
-    packed = pack_logprobs(scores.token_ids, scores.logprobs, scores.ranks, as_tensors=False)
-    lists = read_logprobs(unpack(packed[1].tobytes()), (), "new_logprobs")
+    lists = logprobs_lists(scores.token_ids[1], scores.logprobs[1], scores.ranks[1], as_tensors=False)
     return output(new_token_ids=tuple(TOKENS[1].tolist()), new_logprobs=lists)
 
 

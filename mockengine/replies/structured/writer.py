@@ -56,15 +56,6 @@ class StructuredWriter:
         self._vocabulary = Vocabulary(tokenizer)
         self._tokenizer = tokenizer
 
-    def check(self, constraint: Constraint) -> None:
-        """Find out whether there can be a reply.
-
-        Raises:
-            ConstraintError: there cannot.
-
-        """
-        self._grammars.matcher(constraint)
-
     def write(self, constraint: Constraint, key: int, max_tokens: int) -> Written:
         """Write the reply that `key` identifies; a pure function of its arguments.
 
