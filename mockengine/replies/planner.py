@@ -163,8 +163,6 @@ class Planner:
         scores = ReplyScores(self._scorer, key, self._config.seed, request, params)
         if scores.problem is not None:
             raise ReplyError(scores.problem)
-        if params.prompt_logprobs is not None and request.prompt_token_ids is None:
-            raise ReplyError("prompt_logprobs: a prompt of embeddings has no tokens that could be scored")
         most = max(scores.prompt_scores, scores.columns * self._most_tokens_per_output)
         if most > MAX_SCORES:
             raise ReplyError(f"{most} logprobs in one output, where at most {MAX_SCORES} are given (ask for fewer)")

@@ -50,6 +50,8 @@ class ReplyScores:
     def problem(self) -> str | None:
         """Why what is asked of the prompt cannot be answered, if so."""
         wanted = self._prompt_token_ids
+        if self._prompt is None and (wanted is not None or self._num_prompt_logprobs is not None):
+            return "prompt logprobs: a prompt of embeddings has no tokens that could be scored"
         if wanted is None or self._prompt is None:
             return None
         places = max(len(self._prompt) - 1 - self._prompt_start, 0)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of replies: what may be said is said, and it ends where it has to."""
 
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -98,6 +99,33 @@ def test_a_defect_in_reading_a_constraint_costs_its_request_alone(monkeypatch: p
     monkeypatch.setattr(writer, "write", lambda *_: nothing["absent"])
     with pytest.raises(ReplyError, match="structured_outputs cannot be read: KeyError"):
         _plan(planner, structured_outputs={"choice": ["yes"]})
+
+
+def test_a_constraint_begins_after_the_reasoning_and_ends_with_eos() -> None:
+    tokenizer = Tokenizer.load(ROOT / "deploy" / "model")
+    eos = tokenizer.eos_ids[0]
+    config = RepliesConfig(vocab_size=2**20, tokenizer=tokenizer, writer=StructuredWriter(tokenizer))
+    planner = Planner(config, max_model_len=400)
+
+    def said(*, reasoning_ended: bool | None, eos_token_id: int | None) -> list[int]:
+        params = SamplingParams(max_tokens=40, structured_outputs={"regex": "[ab]{3}"}, eos_token_id=eos_token_id)
+        asked = EngineCoreRequest(
+            request_id="r",
+            prompt_token_ids=array("I", [5]),
+            sampling_params=params,
+            reasoning_ended=reasoning_ended,
+        )
+        return _said(planner.plan(asked))
+
+    *tokens, last = said(reasoning_ended=None, eos_token_id=eos)
+    assert re.fullmatch("[ab]{3}", tokenizer.decode(tokens))
+    assert last == eos
+    *tokens, last = said(reasoning_ended=False, eos_token_id=eos)
+    assert re.fullmatch("<think>\n\n</think>\n\n[ab]{3}", tokenizer.decode(tokens))
+    assert last == eos
+    ignoring = said(reasoning_ended=True, eos_token_id=None)
+    assert len(ignoring) == 40
+    assert set(ignoring[10:]) == {eos}
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), "NaN"])
