@@ -170,8 +170,9 @@ class _Service:
             return None
 
         def note() -> None:
-            self._journal.frontend_abandoned(served.outputs)
+            # In this order: whoever reads the line finds it done.
             self._state_file.forget()
+            self._journal.frontend_abandoned(served.outputs)
 
         return AbandonedFrontend(self._context, served.outputs, [ENGINE_CORE_DEAD], note)
 
