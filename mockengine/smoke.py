@@ -102,10 +102,7 @@ def smoke(
     try:
         return outcome.result(timeout_s)
     except TimeoutError:
-        raise SmokeError(
-            f"no complete reply from {url} within {timeout_s:g} s, {probe.stage} "
-            "(has an engine joined the frontend? a longer wait is set by --timeout-s)"
-        ) from None
+        raise probe.too_late() from None
 
 
 class _Probe:
@@ -127,12 +124,22 @@ class _Probe:
             raise SmokeError(
                 f"{self._url} broke off or does not speak HTTP: {type(error).__name__} {error}, {self.stage}"
             ) from error
+        except TimeoutError as error:
+            # The socket's own limit is the same, and may be noticed a moment before that of the whole.
+            raise self.too_late() from error
         except OSError as error:
             reason = error.strerror or str(error) or type(error).__name__
             raise SmokeError(
                 f"{self._url}: {reason}, {self.stage} "
                 "(is this the frontend's address, and have its engines joined? It listens only then)"
             ) from error
+
+    def too_late(self) -> SmokeError:
+        """Return what to say of a frontend that took too long."""
+        return SmokeError(
+            f"no complete reply from {self._url} within {self._timeout_s:g} s, {self.stage} "
+            "(has an engine joined the frontend? a longer wait is set by --timeout-s)"
+        )
 
     def _first_model(self) -> str:
         with closing(self._connection()) as connection, self._request(connection, "GET", "/v1/models") as response:
