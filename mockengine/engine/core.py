@@ -21,7 +21,8 @@ from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
-from mockengine.replies.planner import Planner, ReplyError
+from mockengine.replies.asked import ReplyError
+from mockengine.replies.planner import Planner
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (

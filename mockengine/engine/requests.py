@@ -100,6 +100,7 @@ class Request:
             prompt_token_id_logprobs=scores.of_prompt_token_ids() if is_first and scores is not None else None,
             finish_reason=finish_reason,
             stop_reason=None if finish_reason is None else self._ending.stop_reason,
+            error=None if finish_reason is None else self._ending.error,
             events=events,
             kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,

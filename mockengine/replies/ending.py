@@ -7,7 +7,7 @@ from typing import Final, Self
 
 import numpy as np
 
-from mockengine.wire.outputs import FinishReason
+from mockengine.wire.outputs import FinishReason, RequestError
 from mockengine.wire.record import record
 from mockengine.wire.sampling import SamplingParams
 
@@ -24,9 +24,10 @@ class Ending:
 
     Attributes:
         output_tokens: all of its tokens, the last one included.
-        finish_reason: LENGTH, STOP or REPETITION.
+        finish_reason: LENGTH, STOP or REPETITION, or another one that somebody wishes for.
         stop_reason: the stop token's id, or `REPETITION`; an EOS has none.
         last_token: what it ends with if its source does not say it: the EOS or stop token, whose text frontends drop.
+        error: with finish reason ERROR, what the client is told.
 
     """
 
@@ -34,6 +35,7 @@ class Ending:
     finish_reason: FinishReason = FinishReason.LENGTH
     stop_reason: int | str | None = None
     last_token: int | None = None
+    error: RequestError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def listed_ending(params: SamplingParams, most: int, token_ids: Sequence[int]) -
     said = token_ids[:most]
     ends = {*params.stop_token_ids} if params.eos_token_id is None else {*params.stop_token_ids, params.eos_token_id}
     stopped_at = next((count for count, token in enumerate(said, 1) if token in ends), None)
-    if stopped_at is None and len(said) == most:
+    if stopped_at is None and said and len(said) == most:
         stopped_at = most
     rule = RepetitionRule.of(params.repetition_detection)
     repeated_at = rule.first_met(said[:stopped_at], params.min_tokens) if rule is not None else None

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mockengine.replies.asked import ReplyError
 from mockengine.replies.ending import Ending
 from mockengine.replies.length import LengthDraw, fixed_length, normal_length
-from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyError, ReplyKind
+from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyKind
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.wire.outputs import FinishReason

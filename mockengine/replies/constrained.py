@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replies that keep to what `structured_outputs` demands."""
+
+from typing import Final
+
+from mockengine.replies.asked import Asked, ReplyError
+from mockengine.replies.structured.constraint import Constraint, ConstraintError, read_constraint
+from mockengine.replies.structured.writer import StructuredWriter, Written
+from mockengine.replies.tokenizer import Tokenizer
+from mockengine.wire.sampling import SamplingParams
+
+# As short as reasoning can be.
+_NO_REASONING: Final = "<think>\n\n</think>\n\n"
+
+
+def constrained_tokens(
+    asked: Asked, most: int, tokenizer: Tokenizer | None, writer: StructuredWriter | None
+) -> list[int] | None:
+    """Return a reply that keeps to a constraint, of at most so many tokens, with EOS; None if there is no constraint.
+
+    A reply whose EOS is ignored goes on with it, since nothing else may follow.
+
+    Raises:
+        ReplyError: the constraint cannot be kept to, or nobody can.
+
+    """
+    params = asked.params
+    constraint = _read(params)
+    if constraint is None:
+        return None
+    if tokenizer is None or writer is None:
+        raise ReplyError(
+            f"this engine has no tokenizer to write {constraint.kind} with (set tokenizer to the folder of the "
+            "frontend's model)"
+        )
+    # Python frontends let the constraint begin after the reasoning.
+    said = tokenizer.encode(_NO_REASONING)[: most - 1] if asked.request.reasoning_ended is False else []
+    written = _written(writer, constraint, asked.key, most - len(said))
+    said += written.tokens
+    if written.complete and len(said) < most and tokenizer.eos_ids:
+        ignores_eos = params.eos_token_id is None
+        said += [tokenizer.eos_ids[0]] * (most - len(said)) if ignores_eos else [params.eos_token_id or 0]
+    return said
+
+
+def _read(params: SamplingParams) -> Constraint | None:
+    try:
+        return read_constraint(params.structured_outputs)
+    except ConstraintError as error:
+        raise ReplyError(str(error)) from error
+
+
+def _written(writer: StructuredWriter, constraint: Constraint, key: int, most: int) -> Written:
+    try:
+        return writer.write(constraint, key, most)
+    except ConstraintError as error:
+        raise ReplyError(str(error)) from error
+    except Exception as error:
+        # Whatever a client's constraint does to what reads it, it costs that client's request and no other.
+        raise ReplyError(f"structured_outputs cannot be read: {type(error).__name__}: {error}") from error

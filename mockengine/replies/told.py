@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replies whose tokens somebody has given: where they end, and how they go on if they have to."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+from mockengine.replies.ending import REPETITION, Ending, listed_ending, natural_ending
+from mockengine.replies.wish import Wish
+from mockengine.wire.outputs import FinishReason
+from mockengine.wire.sampling import SamplingParams
+
+
+def told(params: SamplingParams, token_ids: Sequence[int], most: int, wish: Wish) -> tuple[list[int], Ending]:
+    """Return a reply of these tokens, of at most so many, and its end.
+
+    By itself it ends after them with EOS. Where it has to be longer, because of `min_tokens`, because EOS is ignored or
+    by a wish for more tokens, they are said again and again.
+    """
+    if wish.finish_reason is None:
+        length = len(token_ids) + 1 if wish.output_tokens is None else wish.output_tokens
+        ending = natural_ending(params, most, length)
+    else:
+        # An end token has a place of its own.
+        length = len(token_ids) + (wish.finish_reason is FinishReason.STOP)
+        ending = forced_ending(params, Ending(min(most, wish.output_tokens or length)), wish)
+    said = list(islice(cycle(token_ids), ending.output_tokens))
+    if ending.last_token is not None:
+        # Nothing but the end is left of no tokens at all.
+        said = [*said[: ending.output_tokens - 1], ending.last_token]
+    stopped = listed_ending(params, len(said), said)
+    if stopped is None or stopped.output_tokens == ending.output_tokens:
+        return said, ending
+    return said, stopped
+
+
+def forced_ending(params: SamplingParams, ending: Ending, wish: Wish) -> Ending:
+    """Return an ending with the reason that is wished for."""
+    reason = wish.finish_reason
+    if reason is None or reason is ending.finish_reason:
+        return ending
+    if reason is FinishReason.STOP:
+        eos = (params.eos_token_id,) if params.eos_token_id is not None else ()
+        last_token = next(iter((*eos, *params.stop_token_ids, *params.all_stop_token_ids)), None)
+        return Ending(ending.output_tokens, reason, None, last_token)
+    return Ending(
+        ending.output_tokens, reason, REPETITION if reason is FinishReason.REPETITION else None, None, wish.error
+    )

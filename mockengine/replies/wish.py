@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody wants of a reply: a script, or the request itself."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final, Protocol
+
+from mockengine.replies.asked import Asked
+from mockengine.wire.outputs import FinishReason, RequestError
+
+_SAYING: Final = frozenset({"text", "token_ids", "reasoning", "tool_calls"})
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool.
+
+    Attributes:
+        name: of the tool.
+        arguments: by name; a text is said as it is, be it JSON or not.
+
+    """
+
+    name: str
+    arguments: Mapping[str, object] | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnTiming:
+    """When a request says something, whatever the engine's own timing.
+
+    Attributes:
+        ttft_s: time from when it is scheduled to its first output, in seconds; infinite is never.
+        itl_s: time from one output to the next, likewise.
+        stalls_after: outputs after which nothing more is said; None is not to stall.
+
+    """
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    stalls_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is wanted of one reply; whatever is None stays as it would be.
+
+    Attributes:
+        text: said as the model's tokenizer has it, with whatever added tokens are named in it.
+        token_ids: said instead of a text.
+        reasoning: said before it, between the marks of reasoning.
+        tool_calls: said after it, in the form of the frontend's parser.
+        output_tokens: length of the reply, its last token included; a shorter text goes on from its beginning.
+        finish_reason: why it ends.
+        error: with finish reason ERROR, what the client is told.
+        timing: when it is said.
+        cached_tokens: tokens of the prompt that are said to have come out of the cache.
+
+    """
+
+    text: str | None = None
+    token_ids: Sequence[int] | None = None
+    reasoning: str | None = None
+    tool_calls: Sequence[ToolCall] | None = None
+    output_tokens: int | None = None
+    finish_reason: FinishReason | None = None
+    error: RequestError | None = None
+    timing: OwnTiming | None = None
+    cached_tokens: int | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it is known what is said, and not only how."""
+        return any(getattr(self, name) is not None for name in _SAYING)
+
+    def over(self, other: "Wish") -> "Wish":
+        """Return this wish, with what it leaves open as the other has it; what is said is of one of them alone."""
+        names = [each.name for each in fields(self)]
+        if self.says_something:
+            names = [name for name in names if name not in _SAYING]
+        missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
+        return Wish(**{each.name: getattr(self, each.name) for each in fields(self)} | missing)
+
+
+NO_WISH: Final = Wish()
+
+
+class WishSource(Protocol):
+    """Whoever may want something of a reply."""
+
+    def wish_for(self, asked: Asked) -> Wish | None:
+        """Return what is wanted of the reply to a request; None is to leave it to others.
+
+        Raises:
+            ReplyError: the request asks for what cannot be given.
+
+        """
