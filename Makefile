@@ -16,6 +16,9 @@ LOCK_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mockengine/pip-tools-7.6.2
 PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
 	--strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
+# Much of what is tested takes time and no core. A file stays together, since its tests may share a frontend.
+ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile
+
 .PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers bench bench-check images lint format docs lock clean
 .DEFAULT_GOAL := help
 
@@ -29,7 +32,7 @@ test: $(TEST_VENV) ## unit, wire and end-to-end tests, the latter with real Rust
 	@echo "Fetching what is missing of the real Rust frontends (once per machine, 60 MB each to keep) ..."
 	@$(BIN)/python -m mockengine.testing.fetch 0.33.0 0.30.0 0.27.1 0.24.0
 	@echo "Running unit, wire and end-to-end tests ..."
-	$(BIN)/python -m pytest --durations=10 -m "not python_frontend and not failure_modes and not manifests and not containers"
+	$(BIN)/python -m pytest $(ON_ALL_CORES) --durations=10 -m "not python_frontend and not failure_modes and not manifests and not containers"
 
 test-python-frontend: $(TEST_VENV) ## end-to-end tests with a real Python frontend; builds its environment (2 GB) once
 	@$(BIN)/python tests/support/python_frontend.py

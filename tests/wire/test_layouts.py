@@ -456,7 +456,9 @@ def test_replies_and_waves_are_the_same_for_every_line(line: Line) -> None:
 
 AMBIGUOUS: Final = [
     lines
-    for lines in {lines_of_add(items, RUST, from_python=python) for items in range(25) for python in (False, True)}
+    for lines in dict.fromkeys(
+        lines_of_add(items, RUST, from_python=python) for items in range(25) for python in (False, True)
+    )
     if len(lines) > 1
 ]
 
