@@ -12,7 +12,20 @@ from typing import Final
 # As the engine itself does: threads for linear algebra that nobody does would be measured too.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks import arrivals, expected, frontend, lateness, memory, plot, rest, scheduling, short, sink, steps
+from benchmarks import (
+    arrivals,
+    expected,
+    frontend,
+    lateness,
+    logprobs,
+    memory,
+    plot,
+    rest,
+    scheduling,
+    short,
+    sink,
+    steps,
+)
 from benchmarks.report import Cell, Table, as_json, bar_table, machine
 
 _RUNNING: Final = (1, 16, 64, 256, 1_024, 4_096, 16_384)
@@ -22,6 +35,7 @@ PARTS: Final[Mapping[str, Callable[[], Table]]] = {
     "steps": lambda: steps.measure(_RUNNING, (1, 4), least_s=1.5),
     "sink": lambda: sink.measure(_RUNNING, (1, 4), window_s=0.3),
     "scheduling": lambda: scheduling.measure((1, 64, 256, 1_024)),
+    "logprobs": lambda: logprobs.measure((1, 16, 256, 1_024), (0, 5, 20), (32_000, 151_936), least_s=0.9),
     "arrivals": lambda: arrivals.measure(5_000),
     "prompts": lambda: arrivals.measure_prompts((1_000, 44_000, 128_000)),
     "rest": lambda: rest.measure(starts=5, idle_s=5),

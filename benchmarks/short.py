@@ -4,7 +4,7 @@
 import time
 from typing import Final
 
-from benchmarks import arrivals, lateness, rest, scheduling, sink, steps
+from benchmarks import arrivals, lateness, logprobs, rest, scheduling, sink, steps
 from benchmarks.expected import Measures
 from benchmarks.rig import joined
 
@@ -42,6 +42,7 @@ def _oversleeping_ms() -> list[float]:
 RATIOS: Final[Measures] = {
     "step alone, 256 running, in plain loops": lambda: steps.compare(256, 1, _STEP_S).ratio,
     "step alone, 4096 running, in plain loops": lambda: steps.compare(4_096, 1, _STEP_S).ratio,
+    "step with 5 logprobs, 256 running, in plain loops": lambda: logprobs.compare(256, 5, _STEP_S).ratio,
     "over TCP, 64 running, in plain loops": lambda: sink.compare(64, 1, _WINDOW_S)[0].ratio,
     "over TCP, 256 running, in plain loops": lambda: sink.compare(256, 1, _WINDOW_S)[0].ratio,
     "with the scheduler, 256 running, in plain loops": lambda: scheduling.compare(256, async_scheduling=True).ratio,

@@ -53,10 +53,13 @@ def measure(running: tuple[int, ...], chunk_sizes: tuple[int, ...], least_s: flo
 
 
 def compare(running: int, chunk_size: int, least_s: float) -> Comparison:
+    """Measure the cost of a token, and that of one of the plain loop."""
+    return compare_step(partial(make_engine(running, chunk_size).step, 1.0), running, chunk_size, least_s)
+
+
+def compare_step(step: Callable[[], object], running: int, chunk_size: int, least_s: float) -> Comparison:
     """Measure the cost of a token, in turns, so that a machine that changes its speed changes it for both."""
-    engine = make_engine(running, chunk_size)
-    plain = PlainLoop(running, chunk_size)
-    step, turn_s = partial(engine.step, 1.0), least_s / _TURNS
+    plain, turn_s = PlainLoop(running, chunk_size), least_s / _TURNS
     costs = [(_cost(step, turn_s), _cost(plain.step, turn_s)) for _ in range(_TURNS)]
     ours_s, theirs_s = (min(cost) / (running * chunk_size) for cost in zip(*costs, strict=True))
     return Comparison(ours_s, theirs_s)
@@ -68,7 +71,12 @@ def plain_token_s(running: int, least_s: float) -> float:
 
 
 def make_engine(
-    running: int, chunk_size: int, max_model_len: int = _MAX_MODEL_LEN, batching: BatchingConfig | None = None
+    running: int,
+    chunk_size: int,
+    max_model_len: int = _MAX_MODEL_LEN,
+    batching: BatchingConfig | None = None,
+    vocab_size: int = 32_000,
+    num_logprobs: int | None = None,
 ) -> EngineCore:
     """Return an engine with so many requests in the middle of a reply that fills their context."""
     configure("json", "error")
@@ -76,7 +84,7 @@ def make_engine(
         max_model_len=max_model_len,
         block_size=16,
         output_token_chunk_size=chunk_size,
-        replies=RepliesConfig(vocab_size=32_000),
+        replies=RepliesConfig(vocab_size=vocab_size),
         data_parallel_size=1,
         clients=1,
         has_coordinator=False,
@@ -86,18 +94,19 @@ def make_engine(
     journal = Journal(get_logger(), log_requests=False, chunk_size=chunk_size)
     engine = EngineCore(0, config, Dialect(NEWEST), journal)
     for number in range(running):
-        engine.receive(Add(_longest_request(number, max_model_len - PROMPT_TOKENS)), 0, 0.0)
+        params = SamplingParams(max_tokens=max_model_len - PROMPT_TOKENS, logprobs=num_logprobs)
+        engine.receive(Add(_request(number, params)), 0, 0.0)
     for _ in range(3):
         engine.step(0.5)
     return engine
 
 
-def _longest_request(number: int, max_tokens: int) -> EngineCoreRequest:
+def _request(number: int, params: SamplingParams) -> EngineCoreRequest:
     """Return a request as a frontend of the newest line sends it."""
     return EngineCoreRequest(
         request_id=request_id(number),
         prompt_token_ids=array("I", range(number, number + PROMPT_TOKENS)),
-        sampling_params=SamplingParams(max_tokens=max_tokens),
+        sampling_params=params,
         client_index=0,
         sampling_keys=frozenset({"max_tokens", "stop"}),
     )

@@ -24,6 +24,7 @@ class Request:
         output_tokens: tokens said so far.
         key: identifies the reply to its source.
         source: of its tokens, but for a last one that ends it.
+        scores: of its tokens, where they are asked for.
         is_in_running_set: whether it is a row there.
         kv_transfer: its part in prefill/decode disaggregation.
 
@@ -40,7 +41,10 @@ class Request:
         self._ending = plan.ending
         self.key = plan.key
         self.source = plan.source
-        self._scores = plan.scores
+        self._prompt_scores = plan.scores
+        self.scores = plan.scores if plan.scores is not None and plan.scores.form.columns else None
+        # Such that every output is made by itself.
+        self._has_many_scores = self.scores is not None and not self.scores.form.can_be_many
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None
@@ -86,9 +90,10 @@ class Request:
     def advance(self, chunk_size: int) -> EngineCoreOutput:
         """Say the next tokens, at most `chunk_size` of them; the last ones come together with the finish reason."""
         count = min(chunk_size, self._ending.output_tokens - self.output_tokens)
-        position, scores = self.output_tokens, self._scores
+        position, scores = self.output_tokens, self.scores
         tokens = self._take(count)
         is_first, self._first_output_pending = self._first_output_pending, False
+        prompt_scores = self._prompt_scores if is_first else None
         events, self._events = self._events, ()
         prefill_stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
         finish_reason = self.finish_reason
@@ -96,8 +101,8 @@ class Request:
             request_id=self.request_id,
             new_token_ids=tokens,
             new_logprobs=None if scores is None else scores.of(position, tokens),
-            new_prompt_logprobs=scores.of_prompt() if is_first and scores is not None else None,
-            prompt_token_id_logprobs=scores.of_prompt_token_ids() if is_first and scores is not None else None,
+            new_prompt_logprobs=None if prompt_scores is None else prompt_scores.of_prompt(),
+            prompt_token_id_logprobs=None if prompt_scores is None else prompt_scores.of_prompt_token_ids(),
             finish_reason=finish_reason,
             stop_reason=None if finish_reason is None else self._ending.stop_reason,
             error=None if finish_reason is None else self._ending.error,
@@ -109,12 +114,15 @@ class Request:
 
     @property
     def has_more_to_say(self) -> bool:
-        """Whether its next output tells more than tokens, even if it is not the last one."""
-        return self._first_output_pending or self._scores is not None or bool(self._events)
+        """Whether its next output tells more than tokens and few scores, even if it is not the last one."""
+        return self._first_output_pending or self._has_many_scores or bool(self._events)
 
     def plain_outputs_left(self, chunk_size: int) -> int:
-        """Return how many outputs are left that say a full chunk of tokens and nothing else: all but the last one."""
-        if self._scores is not None:
+        """Return how many outputs are left that say a full chunk of tokens and few scores or none.
+
+        That is all but the last one.
+        """
+        if self._has_many_scores:
             return 0
         return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1
 

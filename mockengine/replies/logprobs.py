@@ -85,7 +85,7 @@ def sampling_limits(params: SamplingParams) -> tuple[int, float]:
     if params.temperature == 0:
         return 1, 1.0
     top_p = params.top_p if 0.0 < params.top_p < 1.0 else 1.0
-    return max(params.top_k, 0), top_p
+    return min(max(params.top_k, 0), _INT32_MOST), top_p
 
 
 @dataclass(frozen=True, slots=True)

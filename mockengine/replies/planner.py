@@ -160,7 +160,7 @@ class Planner:
         scores = ReplyScores(self._scorer, key, self._config.seed, request, params)
         if scores.problem is not None:
             raise ReplyError(scores.problem)
-        most = max(scores.prompt_scores, scores.columns * self._most_tokens_per_output)
+        most = max(scores.prompt_scores, scores.form.columns * self._most_tokens_per_output)
         if most > MAX_SCORES:
             raise ReplyError(f"{most} logprobs in one output, where at most {MAX_SCORES} are given (ask for fewer)")
         return scores

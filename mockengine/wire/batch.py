@@ -3,9 +3,10 @@
 
 The output of a request that is simply decoding is `[request_id, [token, …]]`, and only the tokens change from step to
 step. Written as msgpack's uint 32, which holds any token id, a token takes five bytes; so such outputs are laid out
-once, as rows of one table for each length of id, and a step writes its tokens into a column of it. What the rows are
-joined to, the head of the envelope and its tail, is a few dozen bytes. Steps that differ in nothing but these tokens
-are copies of the first one.
+once, as rows of one table for each length of id, and a step writes its tokens into a column of it. Where their scores
+are said too, these are an item behind the tokens, of one length for one number of scores: one column more. What the
+rows are joined to, the head of the envelope and its tail, is a few dozen bytes. Steps that differ in nothing but these
+columns are copies of the first one.
 
 The layout is that of protocol section 4; `outputs` has the encoder that says everything.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from mockengine.wire.codec import pack
 from mockengine.wire.lines import Line
+from mockengine.wire.logprobs import PackedScores
 from mockengine.wire.outputs import StepOutputs, output_items, step_tail_items, unsigned
 from mockengine.wire.record import record
 from mockengine.wire.stats import SchedulerStats
@@ -27,6 +29,8 @@ Tokens: TypeAlias = np.ndarray[tuple[int, int, int], np.dtype[np.uint32]]
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _TOKEN: Final = b"\xce\0\0\0\0"
+_ID_AND_TOKENS: Final = b"\x92"
+_ID_TOKENS_AND_SCORES: Final = b"\x93"
 _FEWEST_ROWS: Final = 8
 _FIXARRAY_MOST: Final = 15
 _ARRAY_16_MOST: Final = 2**16 - 1
@@ -35,17 +39,20 @@ _ARRAY_16_MOST: Final = 2**16 - 1
 class Strip:
     """Outputs of `chunk_size` tokens for requests whose ids take the same number of bytes: one row each, no gaps."""
 
-    def __init__(self, id_bytes: int, chunk_size: int) -> None:
+    def __init__(self, id_bytes: int, chunk_size: int, scores_bytes: int = 0) -> None:
         """Make an empty strip.
 
         Args:
             id_bytes: length of an id as msgpack.
             chunk_size: tokens of every output.
+            scores_bytes: length of their scores as msgpack, which every output says besides; 0 is none.
 
         """
-        self._tokens_text = array_header(chunk_size) + _TOKEN * chunk_size
+        self._head = _ID_TOKENS_AND_SCORES if scores_bytes else _ID_AND_TOKENS
+        self._tail = array_header(chunk_size) + _TOKEN * chunk_size + bytes(scores_bytes)
         self._chunk_size = chunk_size
-        self._width = 1 + id_bytes + len(self._tokens_text)
+        self._scores_bytes = scores_bytes
+        self._width = len(self._head) + id_bytes + len(self._tail)
         self._rows = 0
         self._bytes = bytearray()
         self._allocate(_FEWEST_ROWS)
@@ -69,7 +76,7 @@ class Strip:
             self._allocate(2 * self._capacity)
         row = self._rows
         self._rows += 1
-        self._bytes[row * self._width : self._rows * self._width] = b"\x92" + packed_id + self._tokens_text
+        self._bytes[row * self._width : self._rows * self._width] = self._head + packed_id + self._tail
         return row
 
     def remove(self, row: int) -> None:
@@ -79,14 +86,21 @@ class Strip:
         if row != last:
             self._bytes[row * width : (row + 1) * width] = self._bytes[last * width : (last + 1) * width]
 
-    def write(self, tokens: Tokens) -> memoryview:
-        """Write the tokens of the first step; return all rows, valid until the next change."""
+    def write(self, tokens: Tokens, scores: PackedScores | None = None) -> memoryview:
+        """Write the tokens of the first step, and their scores; return all rows, valid until the next change."""
         self._tokens[0, : self._rows] = tokens[0]
+        if scores is not None:
+            self._score_view(self._bytes, 0, (1, self._rows), self.num_bytes)[0] = scores[0]
         return memoryview(self._bytes)[: self.num_bytes]
 
-    def write_all(self, tokens: Tokens, into: bytearray, first_row: int, step_bytes: int) -> None:
-        """Write the tokens of all steps into as many copies of the rows, `step_bytes` apart from `first_row` on."""
-        self._token_view(into, first_row, tokens.shape[:2], step_bytes)[:] = tokens
+    def write_all(
+        self, tokens: Tokens, scores: PackedScores | None, into: bytearray, first_row: int, step_bytes: int
+    ) -> None:
+        """Write what all steps say into as many copies of the rows, `step_bytes` apart from `first_row` on."""
+        shape = tokens.shape[:2]
+        self._token_view(into, first_row, shape, step_bytes)[:] = tokens
+        if scores is not None:
+            self._score_view(into, first_row, shape, step_bytes)[:] = scores
 
     def _allocate(self, capacity: int) -> None:
         grown = bytearray(capacity * self._width)
@@ -101,8 +115,18 @@ class Strip:
             (*shape, self._chunk_size),
             dtype=">u4",
             buffer=of,
-            offset=first_row + self._width - len(_TOKEN) * self._chunk_size + 1,
+            offset=first_row + self._width - self._scores_bytes - len(_TOKEN) * self._chunk_size + 1,
             strides=(step_bytes, self._width, len(_TOKEN)),
+        )
+
+    def _score_view(self, of: bytearray, first_row: int, shape: tuple[int, int], step_bytes: int) -> PackedScores:
+        """Return the places of scores in a buffer, for so many steps and rows."""
+        return np.ndarray(
+            shape,
+            dtype=f"V{self._scores_bytes}",
+            buffer=of,
+            offset=first_row + self._width - self._scores_bytes,
+            strides=(step_bytes, self._width),
         )
 
 
@@ -134,10 +158,18 @@ Messages: TypeAlias = Sequence[Sequence[Buffer]] | Burst
 
 @record
 class Rows:
-    """What all rows of a strip say in one step or in several."""
+    """What all rows of a strip say in one step or in several.
+
+    Attributes:
+        strip: has a row for each request.
+        tokens: of each.
+        scores: `[steps, rows]` of these tokens, where the strip has room for them.
+
+    """
 
     strip: Strip
     tokens: Tokens
+    scores: PackedScores | None = None
 
 
 class StepEncoder:
@@ -151,7 +183,7 @@ class StepEncoder:
     def encode(
         self, step: StepOutputs, line: Line, rows: Sequence[Rows] = (), packed: Sequence[bytes] = ()
     ) -> Messages:
-        """Encode a step, or several that differ in the tokens of the rows alone.
+        """Encode a step, or several that differ in what the rows say alone.
 
         Args:
             step: what is said besides the rows; `engine_index` is that of this encoder. With tokens of several steps it
@@ -174,7 +206,7 @@ class StepEncoder:
         head = array_header(3 + len(tail)) + self._packed_index + array_header(num_rows + len(step.outputs))
         parts: list[Buffer] = [
             head,
-            *[part.strip.write(part.tokens) for part in rows],
+            *[part.strip.write(part.tokens, part.scores) for part in rows],
             *packed,
             *[pack(output_items(output, line)) for output in step.outputs],
             self._stats(step.scheduler_stats, line),
@@ -205,9 +237,9 @@ def array_header(items: int) -> bytes:
 
 
 def _burst(first: bytes, first_row: int, rows: Sequence[Rows]) -> Burst:
-    """Return the first step and its copies, each with the tokens of its own step."""
+    """Return the first step and its copies, each with what its own step says."""
     copies = bytearray(first) * len(rows[0].tokens)
     for part in rows:
-        part.strip.write_all(part.tokens, copies, first_row, len(first))
+        part.strip.write_all(part.tokens, part.scores, copies, first_row, len(first))
         first_row += part.strip.num_bytes
     return Burst(copies, len(first))

@@ -3,10 +3,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from mockengine.wire.codec import pack
 from mockengine.wire.tensors import Tensor, read_tensor
 from mockengine.wire.values import array, wrong
 
@@ -17,11 +20,14 @@ _FOUR_ITEMS: Final = b"\x94"
 _NO_COUNTS: Final = b"\xc0"
 _ARRAY_TYPES: Final = ("<i4", "<f4", "<i4")
 _TENSOR_TYPES: Final = ("int32", "float32", "int32")
+_NUMBER_BYTES: Final = 4
+# Chunk sizes and numbers of logprobs that are asked for at a time are few.
+_KNOWN_SIZES: Final = 256
 
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int32]]
 Singles: TypeAlias = np.ndarray[Any, np.dtype[np.float32]]
-Rows: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-"""Bytes, one row for each request."""
+PackedScores: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
+"""Scores of outputs of one size, each an item of so many bytes of msgpack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,73 @@ def logprobs_lists(token_ids: Integers, logprobs: Singles, ranks: Integers, *, a
             for name, array_type, part in zip(_types(as_tensors=as_tensors), _ARRAY_TYPES, parts, strict=True)
         )
     )
+
+
+@lru_cache(_KNOWN_SIZES)
+def logprobs_frame(tokens: int, columns: int) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return the msgpack of the scores of `tokens` tokens, as arrays, without the numbers.
+
+    Returns:
+        What stands before the token ids, before the logprobs, before the ranks, and behind these.
+
+    """
+    shapes = ((tokens, columns), (tokens, columns), (tokens,))
+    heads = []
+    for array_type, shape in zip(_ARRAY_TYPES, shapes, strict=True):
+        num_bytes = _NUMBER_BYTES * prod(shape)
+        whole = pack(Tensor(array_type, shape, bytes(num_bytes)).to_wire())
+        heads.append(whole[: len(whole) - num_bytes])
+    return _FOUR_ITEMS + heads[0], heads[1], heads[2], _NO_COUNTS
+
+
+def packed_bytes(tokens: int, columns: int) -> int:
+    """Return how long the scores of `tokens` tokens are as msgpack."""
+    return len(_template(tokens, columns)[0])
+
+
+def pack_logprobs(token_ids: Integers, logprobs: Singles, ranks: Integers) -> PackedScores:
+    """Return the scores of N outputs of T tokens each as msgpack, in the form that generated tokens have.
+
+    What differs between outputs has the same place and length in all, so it is copied for all of them at once.
+
+    Args:
+        token_ids: `[N, T, k+1]`.
+        logprobs: `[N, T, k+1]`.
+        ranks: `[N, T]`.
+
+    Returns:
+        `[N]`, each with the bytes of `pack(logprobs_lists(…).to_wire(as_tensors=False))`.
+
+    """
+    outputs, tokens, columns = token_ids.shape
+    template, numbers = _template(tokens, columns)
+    packed = np.empty(outputs, f"V{len(template)}")
+    packed[:] = np.void(template)
+    places = packed.view(numbers)
+    places["token_ids"], places["logprobs"], places["ranks"] = token_ids, logprobs, ranks
+    return packed
+
+
+@lru_cache(_KNOWN_SIZES)
+def _template(tokens: int, columns: int) -> tuple[bytes, np.dtype[np.void]]:
+    """Return the scores of an output with zeros for numbers, and where these are."""
+    frame = logprobs_frame(tokens, columns)
+    shapes = ((tokens, columns), (tokens, columns), (tokens,))
+    template, offsets = b"", []
+    for head, shape in zip(frame, shapes, strict=False):
+        template += head
+        offsets.append(len(template))
+        template += bytes(_NUMBER_BYTES * prod(shape))
+    template += frame[-1]
+    numbers = np.dtype(
+        {
+            "names": ["token_ids", "logprobs", "ranks"],
+            "formats": [(array_type, shape) for array_type, shape in zip(_ARRAY_TYPES, shapes, strict=True)],
+            "offsets": offsets,
+            "itemsize": len(template),
+        }
+    )
+    return template, numbers
 
 
 def _types(*, as_tensors: bool) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -205,6 +206,29 @@ def test_logprobs_are_said_of_every_token(flags: tuple[str, ...]) -> None:
         said = [entry for chunk in chat for entry in (chunk.choices[0].logprobs or EMPTY).content or ()]
         assert len(said) == 9
         assert all(len(entry.top_logprobs) >= 2 for entry in said)
+
+
+def _streamed(stack: Stack, prompt: str, max_tokens: int, logprobs: int | None) -> list[Any]:
+    """Return the scores of a streamed completion, token by token: its text, its logprob, and those beside it."""
+    asked: Any = {"max_tokens": max_tokens, "logprobs": logprobs, "extra_body": {"ignore_eos": True}}
+    reply = stack.client().completions.create(model=MODEL_NAME, prompt=prompt, stream=True, **asked)
+    parts = [chunk.choices[0].logprobs for chunk in reply if chunk.choices]
+    scores: list[Any] = []
+    for part in parts:
+        if part is not None:
+            scores += zip(part.tokens or (), part.token_logprobs or (), part.top_logprobs or (), strict=True)
+    return scores
+
+
+def test_streams_side_by_side_have_the_logprobs_that_each_has_alone(stack: Stack) -> None:
+    asked = [(f"Number {place}", 60 + place, number) for place, number in enumerate((5, 5, 2, 5, 5, 0, 5, 20, 5, 5))]
+    with ThreadPoolExecutor(len(asked) + 1) as pool:
+        plain = pool.submit(_streamed, stack, "None at all", 200, None)
+        together = list(pool.map(lambda each: _streamed(stack, *each), asked))
+    assert plain.result() == []
+    for each, scores in zip(asked, together, strict=True):
+        assert len(scores) == each[1]
+        assert scores == _streamed(stack, *each)
 
 
 def test_prompts_are_scored(stack: Stack) -> None:

@@ -78,6 +78,14 @@ def test_given_tokens_are_scored_beside_each() -> None:
     assert ids[:, 1:].tolist() == [[7, 9]] * TOKENS
 
 
+def test_the_largest_top_k_is_as_good_as_none() -> None:
+    rig = Rig()
+    _asked(rig, "r", logprobs=2, top_k=2**64 - 1)
+    _asked(rig, "free", logprobs=2)
+    rig.run()
+    assert [part.tolist() for part in _scores(rig, "r")] == [part.tolist() for part in _scores(rig, "free")]
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_the_prompt_is_scored_once_with_the_first_output(runner: str) -> None:
     rig = Rig(RUNNERS[runner])

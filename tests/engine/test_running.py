@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -17,14 +18,31 @@ from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner
 from mockengine.engine.running import RunningSet
 from mockengine.replies.key import reply_key
+from mockengine.replies.planner import RepliesConfig
 from mockengine.replies.random import RandomTokens
 from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.outputs import Envelope, FinishReason, StepOutputs
+from mockengine.wire.sampling import SamplingParams
 from tests.support.rig import CONFIG, Rig, request
 
 CLIENTS = 3
 # Ids of these lengths cross every limit of msgpack's headers for text.
 ID_LENGTHS = (1, 2, 31, 32, 255, 256, 65_535)
+VOCAB_SIZE = 300
+# What is asked of scores: nothing, few of several forms and limits, and so many that they are said one by one.
+ASKED: list[dict[str, Any]] = [
+    *[{}] * 4,
+    {"logprobs": 0},
+    {"logprobs": 3},
+    {"logprobs": 3, "top_k": 2},
+    {"logprobs": 3, "top_p": 0.5, "prompt_logprobs": 1},
+    {"logprobs": 20, "temperature": 0.0},
+    {"logprob_token_ids": (7, 9, 11)},
+    {"logprob_token_ids": (5, 299, 2**32 - 1)},
+    {"logprob_token_ids": ()},
+    {"logprobs": -1},
+    {"prompt_logprobs": 2},
+]
 
 
 @dataclass(frozen=True)
@@ -34,6 +52,7 @@ class Arrival:
     client: int
     id_length: int
     max_tokens: int
+    asked: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ EVENTS: SearchStrategy[list[Event]] = st.lists(
             st.integers(0, CLIENTS - 1),
             st.sampled_from(ID_LENGTHS),
             st.integers(0, 150),
+            st.sampled_from(ASKED),
         ),
         st.builds(Departure, st.integers(0, 40)),
         st.builds(Steps, st.integers(1, 70), st.frozensets(st.integers(0, CLIENTS - 1), max_size=CLIENTS)),
@@ -75,14 +95,16 @@ def nothing_joins_the_set() -> Iterator[None]:
 
 
 def play(events: list[Event], chunk_size: int, *, at_once: bool = False) -> Rig:
-    rig = Rig(replace(CONFIG, clients=CLIENTS, max_model_len=200, output_token_chunk_size=chunk_size))
+    replies = RepliesConfig(vocab_size=VOCAB_SIZE)
+    rig = Rig(replace(CONFIG, clients=CLIENTS, max_model_len=200, output_token_chunk_size=chunk_size, replies=replies))
     ids: list[str] = []
     for event in events:
         match event:
-            case Arrival(client, id_length, max_tokens):
+            case Arrival(client, id_length, max_tokens, asked):
                 # The same id again, while the first one runs or after, must make no difference either.
                 ids.append(f"{len(ids) % 30}".ljust(id_length, "x"))
-                rig.add(request(ids[-1], client=client, max_tokens=max_tokens, prompt=[len(ids), client]))
+                params = SamplingParams(max_tokens=max_tokens, **asked)
+                rig.add(request(ids[-1], client=client, prompt=[len(ids), client], sampling_params=params))
             case Departure(nth) if nth < len(ids):
                 rig.abort(ids[nth])
             case Steps(count, blocked):

@@ -250,6 +250,7 @@ def test_limits_change_nothing_but_the_rank_that_is_taken() -> None:
     [
         (SamplingParams(), (0, 1.0)),
         (SamplingParams(top_k=-1), (0, 1.0)),
+        (SamplingParams(top_k=2**64 - 1), (2**31 - 1, 1.0)),
         (SamplingParams(top_k=20, top_p=0.8, temperature=0.7), (20, 0.8)),
         (SamplingParams(top_p=0.0), (0, 1.0)),
         (SamplingParams(top_p=float("nan")), (0, 1.0)),

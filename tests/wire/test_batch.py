@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mockengine.wire.batch import Messages, Rows, StepEncoder, Strip, Tokens, array_header
 from mockengine.wire.codec import pack, unpack
 from mockengine.wire.lines import LINES, NEWEST, Line
+from mockengine.wire.logprobs import logprobs_lists, pack_logprobs, packed_bytes
 from mockengine.wire.outputs import (
     EngineCoreEvent,
     EngineCoreOutput,
@@ -128,6 +129,31 @@ def test_steps_at_once_are_those_that_are_made_one_by_one() -> None:
         one_by_one += [[bytes(frame) for frame in message] for message in encoder.encode(step, NEWEST, rows)]
     assert len(at_once) == len(one_by_one)
     assert [[bytes(frame) for frame in message] for message in at_once] == one_by_one
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_scores_lie_behind_the_tokens_of_their_row(steps: int) -> None:
+    scored, plain = Strip(3, 2, packed_bytes(2, 4)), Strip(3, 2)
+    for name in ("r1", "r2", "r3"):
+        scored.append(pack(name))
+    scored.remove(0)
+    plain.append(pack("r4"))
+    ids = np.arange(steps * 2 * 2 * 4, dtype=np.int32).reshape(-1, 2, 4)
+    logprobs, ranks = -ids.astype(np.float32), ids[:, :, 0]
+    packed = pack_logprobs(ids, logprobs, ranks).reshape(steps, 2)
+    step = StepOutputs(engine_index=0, timestamp=1.0)
+    rows = [Rows(scored, _tokens(steps, 2, 2), packed), Rows(plain, _tokens(steps, 1, 2))]
+    expected = [logprobs_lists(*parts, as_tensors=False) for parts in zip(ids, logprobs, ranks, strict=True)]
+    envelopes = _read(StepEncoder(0).encode(step, NEWEST, rows))
+    assert len(envelopes) == steps
+    for number, envelope in enumerate(envelopes):
+        assert isinstance(envelope, StepOutputs)
+        assert _outputs(envelope) == [
+            *zip(("r3", "r2"), _tokens(steps, 2, 2)[number].tolist(), strict=True),
+            ("r4", _tokens(steps, 1, 2)[number, 0].tolist()),
+        ]
+        said = [output.new_logprobs for output in envelope.outputs]
+        assert said == [*expected[2 * number : 2 * number + 2], None]
 
 
 def _tokens(steps: int, rows: int, chunk_size: int) -> Tokens:

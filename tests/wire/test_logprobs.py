@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mockengine.wire.codec import pack, unpack
-from mockengine.wire.logprobs import LogprobsLists, logprobs_lists, read_logprobs
+from mockengine.wire.logprobs import LogprobsLists, logprobs_lists, pack_logprobs, packed_bytes, read_logprobs
 from mockengine.wire.tensors import Tensor
 from tests.wire.forms import SEARCH
 
@@ -50,3 +50,18 @@ def test_numbers_of_other_types_and_layouts_travel_as_the_wire_has_them(order: L
     assert np.frombuffer(scores.token_ids.data, scores.token_ids.dtype).tolist() == [6, 7, 8, 9, 10, 11]
     assert np.frombuffer(scores.logprobs.data, scores.logprobs.dtype).tolist() == [-6, -7, -8, -9, -10, -11]
     assert np.frombuffer(scores.ranks.data, scores.ranks.dtype).tolist() == [6, 9]
+
+
+@SEARCH
+@given(outputs=st.integers(0, 5), tokens=st.integers(1, 70), columns=st.sampled_from([1, 2, 6, 21, 200]))
+def test_many_are_packed_as_each_of_them_is(outputs: int, tokens: int, columns: int) -> None:
+    rng = np.random.default_rng(tokens)
+    ids = rng.integers(0, 2**31, (outputs, tokens, columns)).astype(np.int32)
+    logprobs = rng.normal(size=(outputs, tokens, columns)).astype(np.float32)
+    ranks = rng.integers(1, 2**31, (outputs, tokens)).astype(np.int32)
+    packed = pack_logprobs(ids, logprobs, ranks)
+    assert [each.tobytes() for each in packed] == [
+        pack(logprobs_lists(*parts, as_tensors=False).to_wire(as_tensors=False))
+        for parts in zip(ids, logprobs, ranks, strict=True)
+    ]
+    assert packed.itemsize == packed_bytes(tokens, columns)
