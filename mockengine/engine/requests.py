@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
+from mockengine.engine.own_timing import moments_of
 from mockengine.replies.planner import Plan
 from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
@@ -25,6 +26,8 @@ class Request:
         key: identifies the reply to its source.
         source: of its tokens, but for a last one that ends it.
         is_in_running_set: whether it is a row there.
+        moments: when it says something, if that is not left to the engine.
+        cached_tokens: tokens of the prompt that are said to have come out of the cache, if that is not left to it.
         kv_transfer: its part in prefill/decode disaggregation.
 
     """
@@ -46,6 +49,9 @@ class Request:
         self._prefill_stats: PrefillStats | None = None
         self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
+        self.moments = moments_of(plan.timing)
+        # As with a cache, the last token is always computed.
+        self.cached_tokens = None if plan.cached_tokens is None else min(plan.cached_tokens, self._num_prompt_tokens - 1)
         self.kv_transfer: KvTransfer | None = None
 
     @property
@@ -90,7 +96,6 @@ class Request:
         tokens = self._take(count)
         is_first, self._first_output_pending = self._first_output_pending, False
         events, self._events = self._events, ()
-        prefill_stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
         finish_reason = self.finish_reason
         return EngineCoreOutput(
             request_id=self.request_id,
@@ -104,7 +109,7 @@ class Request:
             events=events,
             kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,
-            prefill_stats=prefill_stats if is_first else None,
+            prefill_stats=self._how_prefilled() if is_first else None,
         )
 
     @property
@@ -125,6 +130,11 @@ class Request:
     def served(self, rank: int) -> Served:
         """Return its life so far, for the observer."""
         return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
+
+    def _how_prefilled(self) -> PrefillStats:
+        """Return how the prompt was computed, or how it is said to have been."""
+        stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
+        return stats if self.cached_tokens is None else stats.with_cached_tokens(self.cached_tokens)
 
     def _take(self, count: int) -> list[int]:
         tokens = self.source.tokens(self.key, self.output_tokens, count)
