@@ -51,7 +51,8 @@ class Request:
         self.is_in_running_set = False
         self.moments = moments_of(plan.timing)
         # As with a cache, the last token is always computed.
-        self.cached_tokens = None if plan.cached_tokens is None else min(plan.cached_tokens, self._num_prompt_tokens - 1)
+        most = self._num_prompt_tokens - 1
+        self.cached_tokens = None if plan.cached_tokens is None else min(plan.cached_tokens, most)
         self.kv_transfer: KvTransfer | None = None
 
     @property
