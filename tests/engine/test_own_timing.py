@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mockengine.engine.agenda import Agenda
-from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.batching import BatchRunner
+from mockengine.engine.config import BatchingConfig
 from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.asked import Asked
 from mockengine.replies.wish import OwnTiming, Wish
 from mockengine.wire.outputs import EventType, FinishReason, StepOutputs, UtilityReply
-from mockengine.wire.stats import PrefillStats
 from mockengine.wire.utility import UtilityCall
 from tests.engine.test_batching import expected_tokens, play, steps, steps_of
 from tests.support.rig import CONFIG, Rig, request
@@ -146,6 +145,15 @@ def test_only_the_others_may(engine: str) -> None:
     assert others == pytest.approx([ITL_S] * 9, abs=1e-9)
 
 
+@pytest.mark.parametrize("engine", [name for name in ENGINES if "moments" not in name])
+def test_one_alone_may_be_faster_than_idle_steps(engine: str) -> None:
+    rig = rig_of(engine, {"own": OwnTiming(ttft_s=0.000_1, itl_s=0.000_1)})
+    began = rig.now
+    rig.add(request("own", max_tokens=TOKENS[engine]))
+    play(rig)
+    assert gaps(rig, "own", began) == pytest.approx([0.000_1] * 10, abs=1e-9)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_being_late_does_not_add_up(engine: str) -> None:
     rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, itl_s=ITL_S)})
@@ -154,8 +162,8 @@ def test_being_late_does_not_add_up(engine: str) -> None:
     while (due := rig.ranks.next_deadline(rig.now, frozenset())) is not None:
         rig.now = max(rig.now, due + 0.000_3)
         rig._hear(rig.ranks.step(rig.now, frozenset()))
-    due = [began + TTFT_S + position * ITL_S for position in range(10)]
-    assert all(0 <= at - moment < 0.001 for moment, at in zip(due, said_at(rig, "own"), strict=True))
+    moments = [began + TTFT_S + position * ITL_S for position in range(10)]
+    assert all(0 <= at - moment < 0.001 for moment, at in zip(moments, said_at(rig, "own"), strict=True))
 
 
 @pytest.mark.parametrize("engine", ["steps", "steps, async"])
@@ -249,10 +257,34 @@ def test_who_says_no_more_leaves_others_alone(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["free", "drafted"])
 def test_bursts_go_on_beside_one_that_is_stuck(engine: str) -> None:
-    rig = rig_of(engine, {"stuck": OwnTiming(ttft_s=inf)})
-    rig.add(request("stuck"), request("other", max_tokens=200))
-    bursts = [rig.burst(frozenset(), 64) for _ in range(20)]
-    assert max(bursts) == (64 if engine == "free" else 1)
+    rig = rig_of(engine, {"stuck": OwnTiming(ttft_s=inf), "own": OwnTiming(ttft_s=TTFT_S)})
+    most = 64 if engine == "free" else 1
+    for name in ("other", "own"):
+        rig.add(request("stuck"), request(name, max_tokens=200))
+        rig.now += TTFT_S
+        bursts = [rig.burst(frozenset(), 64) for _ in range(20)]
+        assert max(bursts) == most, "one that has nothing of its own left is no exception"
+        rig.run()
+        rig.abort("stuck")
+        rig.run()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_nothing_is_left_of_one_that_is_aborted(engine: str) -> None:
+    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, itl_s=ITL_S)})
+    began = rig.now
+    for outputs, prompt in ((0, [4]), (4, [5, 6]), (10, [7])):
+        began = rig.now
+        rig.add(request("own", prompt=prompt, max_tokens=TOKENS[engine]))
+        heard = len(rig.outputs("own"))
+        play(rig, until=began + TTFT_S + (outputs - 0.5) * ITL_S)
+        assert len(rig.outputs("own")) - heard == outputs
+        rig.abort("own")
+        while (due := rig.ranks.next_deadline(rig.now, frozenset())) is not None:
+            assert due < rig.now + 0.003, "nothing is left that is due"
+            rig.step()
+        assert rig.ranks.num_requests == 0
+    assert rig.tokens("own")[-TOKENS[engine] :] == expected_tokens([7], TOKENS[engine])
 
 
 # Slots and blocks.
@@ -383,83 +415,20 @@ def test_who_does_not_read_holds_up_only_itself_and_costs_no_core(engine: str) -
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_client_that_reads_again_before_it_is_due_has_missed_nothing(engine: str) -> None:
-    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, itl_s=ITL_S)}, clients=2)
+@pytest.mark.parametrize("outputs", [0, 3])
+def test_a_client_that_reads_again_before_it_is_due_has_missed_nothing(engine: str, outputs: int) -> None:
+    timings = {"own": OwnTiming(ttft_s=TTFT_S, itl_s=TTFT_S), "stuck": OwnTiming(ttft_s=inf)}
+    rig = rig_of(engine, timings, clients=2)
     began = rig.now
-    rig.add(request("own", client=1, max_tokens=TOKENS[engine]), request("other", client=0, max_tokens=5))
-    play(rig, until=began + 0.01)
+    rig.add(request("own", client=1, max_tokens=TOKENS[engine]), request("stuck", client=0))
+    play(rig, until=began + 0.01 + outputs * TTFT_S)
+    runner = rig.ranks.engines[0]._runner
     for blocked in (frozenset({1}), frozenset[int](), frozenset({0, 1}), frozenset({0})):
         rig.now += 0.02
         for _ in range(5):
             rig._hear(rig.ranks.step(rig.now, blocked))
+    if isinstance(runner, BatchRunner):
+        assert runner._requests.sequences["own"].num_computed_tokens == 2 + len(rig.tokens("own")), "but for the last"
     play(rig)
-    due = [began + TTFT_S + position * ITL_S for position in range(10)]
-    assert said_at(rig, "own") == pytest.approx(due, abs=1e-9)
-
-
-# What came out of the cache.
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("wished", "said"), [(0, 0), (30, 30), (39, 39), (4_000, 39)])
-def test_so_many_tokens_are_said_to_have_been_cached(engine: str, wished: int, said: int) -> None:
-    rig = rig_of(engine, {"own": Wish(cached_tokens=wished)})
-    for name in ("before", "own"):
-        rig.add(request(name, prompt=list(range(40)), max_tokens=2))
-        play(rig)
-    created = max(0, 32 - said) if engine in SCHEDULED else 0
-    stats = PrefillStats(40, 40 - said, said, said, 0, num_cache_creation_tokens=created)
-    assert [output.prefill_stats for output in rig.outputs("own")] == [stats] + [None] * (len(rig.outputs("own")) - 1)
-    if engine in SCHEDULED:
-        hits = [each.scheduler_stats.prefix_cache_stats.hits for each in steps(rig) if each.scheduler_stats]
-        assert sum(hits) == 32, "the cache knows nothing of it"
-
-
-def test_what_another_instance_has_computed_stays_within() -> None:
-    stats = PrefillStats(100, 4, 96, 32, 64, 0)
-    assert stats.with_cached_tokens(80) == PrefillStats(100, 20, 80, 16, 64, 16)
-    assert stats.with_cached_tokens(20) == PrefillStats(100, 80, 20, 0, 20, 76)
-
-
-def test_the_prompt_takes_what_is_left_of_it() -> None:
-    timing = TimingConfig(timing="per_request", prefill_ms_per_token=1.0)
-    rig = rig_of("moments, limited", {"own": Wish(cached_tokens=30)}, timing=timing)
-    began = rig.now
-    rig.add(request("own", prompt=list(range(100)), max_tokens=1))
-    play(rig)
-    assert said_at(rig, "own") == pytest.approx([began + 0.070], abs=1e-9)
-
-
-# The agenda.
-
-
-@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["put", "forget", "take", "back"]), st.floats(0, 9))))
-def test_an_agenda_keeps_one_moment_of_each(calls: list[tuple[int, str, float]]) -> None:
-    agenda, moments, pending = Agenda[int](), dict[int, float](), dict[int, float]()
-    for item, call, moment in calls:
-        if call == "put":
-            agenda.put(item, moment)
-            moments[item] = pending[item] = moment
-        elif call == "forget":
-            assert agenda.forget(item) == moments.pop(item, None)
-            pending.pop(item, None)
-        elif call == "back" and item in moments:
-            agenda.put_back(item)
-            pending[item] = moments[item]
-        elif call == "take":
-            taken = agenda.take(moment)
-            assert sorted(taken) == sorted(each for each, at in pending.items() if at <= moment)
-            assert [pending.pop(each) for each in taken] == sorted(moments[each] for each in taken)
-        assert agenda.earliest == min(pending.values(), default=None)
-        assert len(agenda) == len(moments)
-
-
-def test_an_agenda_forgets_far_moments_of_those_who_are_gone() -> None:
-    agenda = Agenda[int]()
-    for number in range(10_000):
-        agenda.put(number, 1e9 + number)
-        agenda.forget(number)
-    assert len(agenda._heap) < 3_000
-    agenda.put(1, inf)
-    assert agenda.earliest is None
-    assert 1 in agenda
+    assert said_at(rig, "own") == pytest.approx([began + (1 + position) * TTFT_S for position in range(10)], abs=1e-9)
+    assert rig.tokens("own") == expected_tokens([1, 2, 3], TOKENS[engine])
