@@ -254,7 +254,8 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     parts = [PREFIX + name for name in values if name.startswith("error_")]
     if parts and "error" in values:
         yield f"{_listed(parts)}: {PREFIX}error says it all"
-    if (parts or "error" in values) and (forced or reason or FinishReason.ERROR) is not FinishReason.ERROR:
+    ends = [each for each in (forced, reason) if each not in (None, FinishReason.ERROR)]
+    if ends and (parts or "error" in values):
         yield f"{_listed(parts or [PREFIX + 'error'])}: only a reply that ends with error has one"
 
 
