@@ -68,8 +68,10 @@ class OwnSequences:
         return sequence in self._staying
 
     def holds_all(self, num_requests: int) -> bool:
-        """Tell whether that is so for all of so many requests."""
-        return 0 < num_requests == len(self._staying)
+        """Tell whether that is so for all of so many requests, none of which has lost its place meanwhile."""
+        if not 0 < num_requests == len(self._staying):
+            return False
+        return all(sequence.status is Status.RUNNING for sequence in self._staying)
 
     # What happens; clients in `held` take no output meanwhile.
 

@@ -17,8 +17,7 @@ from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.asked import Asked
 from mockengine.replies.wish import OwnTiming, Wish
-from mockengine.wire.outputs import EventType, FinishReason, StepOutputs, UtilityReply
-from mockengine.wire.utility import UtilityCall
+from mockengine.wire.outputs import EventType, FinishReason, StepOutputs
 from tests.engine.test_batching import expected_tokens, play, steps, steps_of
 from tests.support.rig import CONFIG, Rig, request
 
@@ -287,61 +286,7 @@ def test_nothing_is_left_of_one_that_is_aborted(engine: str) -> None:
     assert rig.tokens("own")[-TOKENS[engine] :] == expected_tokens([7], TOKENS[engine])
 
 
-# Slots and blocks.
-
-
-@pytest.mark.parametrize("engine", SCHEDULED)
-def test_a_place_is_held_until_the_reply_has_been_said(engine: str) -> None:
-    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, itl_s=ITL_S)}, max_num_seqs=1)
-    began = rig.now
-    rig.add(request("own", max_tokens=TOKENS[engine]), request("next", prompt=[8], max_tokens=2))
-    play(rig, until=began + TTFT_S + 8.5 * ITL_S)
-    load = rig.ranks.engines[0]
-    assert (load.num_running, load.num_waiting) == (1, 1)
-    play(rig)
-    assert scheduled_at(rig, "next") == pytest.approx(began + TTFT_S + 9 * ITL_S, abs=TICK_S)
-
-
-@pytest.mark.parametrize("engine", SCHEDULED)
-def test_a_time_counts_from_when_a_request_is_scheduled(engine: str) -> None:
-    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S)}, max_num_seqs=1)
-    rig.add(request("first", prompt=[8], max_tokens=40), request("own", max_tokens=2))
-    play(rig)
-    assert said_at(rig, "own")[0] == pytest.approx(scheduled_at(rig, "own") + TTFT_S, abs=TICK_S)
-
-
-@pytest.mark.parametrize("engine", SCHEDULED)
-@pytest.mark.parametrize("reset_at_s", [0.1, TTFT_S + 2.5 * ITL_S])
-def test_a_reset_while_it_waits_changes_no_moment(engine: str, reset_at_s: float) -> None:
-    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, itl_s=ITL_S)})
-    began = rig.now
-    rig.add(request("own", prompt=list(range(40)), max_tokens=TOKENS[engine]))
-    play(rig, until=began + reset_at_s)
-    rig.receive(UtilityCall(0, 1, "reset_prefix_cache", (True,)))
-    play(rig)
-    assert [each.result for each in rig.to(0) if isinstance(each, UtilityReply)] == [True]
-    due = [began + TTFT_S + position * ITL_S for position in range(10)]
-    # Where there are drafts, the output after an admission has none, so that there is one output more.
-    assert said_at(rig, "own")[:10] == pytest.approx(due, abs=TICK_S)
-    assert rig.tokens("own") == expected_tokens(list(range(40)), TOKENS[engine])
-    events = [event.type for output in rig.outputs("own") for event in output.events]
-    assert events == [EventType.QUEUED, EventType.SCHEDULED, EventType.PREEMPTED, EventType.SCHEDULED]
-
-
-@pytest.mark.parametrize("engine", ["steps", "steps, async"])
-def test_what_a_reset_drops_is_said_all_the_same(engine: str) -> None:
-    """The output is computed when the cache is forgotten, so it is computed once more before the reply stalls."""
-    rig = rig_of(engine, {"own": OwnTiming(ttft_s=TTFT_S, stalls_after=1)}, timing=steps_of(10.0))
-    began = rig.now
-    rig.add(request("own", max_tokens=5))
-    rig.add(request("other", prompt=[9] * 20, max_tokens=100))
-    play(rig, until=began + TTFT_S + 0.008)
-    for rank in rig.ranks.engines:
-        assert rank._runner.reset_prefix_cache(rig.now, reset_running=True)
-    play(rig)
-    (said,) = said_at(rig, "own")
-    assert began + TTFT_S + 0.010 <= said < began + TTFT_S + 0.060
-    assert rig.tokens("other") == expected_tokens([9] * 20, 100)
+# Whatever is asked for.
 
 
 @settings(deadline=None, max_examples=60)
