@@ -11,7 +11,7 @@ from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support import steering_checks
 from tests.support.checks import QUESTION, completion
-from tests.support.stack import MODEL, MODEL_NAME, Stack, serving
+from tests.support.stack import MODEL, MODEL_NAME, ROOT, Stack, serving
 from tests.support.steering_checks import steered
 
 pytestmark = pytest.mark.rust_frontend
@@ -88,7 +88,21 @@ def test_a_stream_fails_after_what_it_says(stack: Stack) -> None:
     assert "".join(said) == TEXT
 
 
-def test_usage_tells_what_was_cached(stack: Stack) -> None:
-    for wished, told in ((3, 3), (0, 0), (1_000, None)):
-        usage = steered(stack, {"mock_cached_tokens": wished}, max_tokens=2).usage
-        assert usage.prompt_tokens_details.cached_tokens == (usage.prompt_tokens - 1 if told is None else told)
+@pytest.mark.parametrize("wished", [0, 3, 1_000])
+def test_usage_and_metrics_tell_what_was_cached(stack: Stack, wished: int) -> None:
+    before = stack.metric("vllm:prompt_tokens_cached_total")
+    usage = steered(stack, {"mock_cached_tokens": wished}, max_tokens=2).usage
+    cached = min(wished, usage.prompt_tokens - 1)
+    assert usage.prompt_tokens_details.cached_tokens == cached
+    stack.wait_for_metric("vllm:prompt_tokens_cached_total", (before + cached).__eq__)
+
+
+def test_the_example_of_the_docs_runs(stack: Stack) -> None:
+    docs = (ROOT / "docs" / "replies.md").read_text(encoding="utf-8")
+    section = docs.split("## A client steers its request", 1)[1]
+    example = section.split("```python\n", 1)[1].split("```", 1)[0]
+    assert "http://localhost:8000" in example
+    here = example.replace("http://localhost:8000", stack.url).replace('"mock"', f'"{MODEL_NAME}"', 1)
+    names: dict[str, Any] = {}
+    exec(here, names)  # noqa: S102  # it is our own
+    names["client"].close()
