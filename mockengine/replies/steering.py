@@ -34,7 +34,7 @@ from mockengine.wire.outputs import FinishReason
 CARRIER: Final = "mock"
 PREFIX: Final = "mock_"
 _MS: Final = 1e-3
-_MOST_PROBLEMS: Final = 20
+_MOST_NAMES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,7 @@ class Steering:
         values = self._read(ours, problems)
         problems += _contradictions(values)
         if problems:
-            raise ReplyError(f"vllm_xargs: {_listed(problems, '; ')}")
+            raise ReplyError(f"vllm_xargs: {'; '.join(problems)}")
         return _wish_of(values)
 
     def _read(self, given: Mapping[str, object], problems: list[str]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class Steering:
         unknown: list[str] = []
         for place, name, value in _places(given, problems):
             if name not in self._readers:
-                unknown.append(printable(place))
+                unknown.append(place)
             elif value is None:
                 continue
             elif name in values:
@@ -279,7 +279,7 @@ def _wish_of(values: Mapping[str, Any]) -> Wish:
     return wish
 
 
-def _listed(items: Sequence[str], separator: str = ", ") -> str:
-    """Return some of the items, and how many more there are."""
-    head = separator.join(printable(item) if separator == ", " else item for item in items[:_MOST_PROBLEMS])
-    return head if len(items) <= _MOST_PROBLEMS else f"{head} and {len(items) - _MOST_PROBLEMS} more"
+def _listed(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    some = ", ".join(printable(name) for name in names[:_MOST_NAMES])
+    return some if len(names) <= _MOST_NAMES else f"{some} and {len(names) - _MOST_NAMES} more"

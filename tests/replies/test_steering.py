@@ -334,6 +334,7 @@ def _table(heading: str) -> list[list[str]]:
 
 
 def test_the_docs_have_every_key_and_every_fault() -> None:
+    assert list(Steering(VOCAB_SIZE)._readers) == NAMES
     rows = [[f"`mock_{key.name}`", key.allowed, key.meaning] for key in KEYS]
     assert _table("## A client steers its request") == rows
     assert _table("### Faults") == [
