@@ -22,6 +22,7 @@ from mockengine.replies.length import (
     weighted_length,
 )
 from mockengine.replies.planner import RepliesConfig, ReplyKind
+from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
 from mockengine.settings import Settings
@@ -101,6 +102,7 @@ def _replies(settings: Settings) -> RepliesConfig:
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
         writer=None if tokenizer is None else StructuredWriter(tokenizer),
+        wishes=[Steering(settings.vocab_size if tokenizer is None else tokenizer.vocab_size, is_on=settings.steering)],
     )
 
 

@@ -358,6 +358,14 @@ class Settings(BaseSettings):
         ),
     )
 
+    steering: bool = Field(
+        default=True,
+        description=(
+            "Let a client say what it wants of its reply, by keys of vllm_xargs that begin with mock; where it is off, "
+            "requests that do are refused."
+        ),
+    )
+
     # Logs
     log_requests: bool = Field(default=True, description="Log the start and the end of every request.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

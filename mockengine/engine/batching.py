@@ -13,6 +13,7 @@ from typing import Final
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafted import make_requests
+from mockengine.engine.own_sequences import OwnSequences
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
@@ -68,6 +69,7 @@ class BatchRunner(ScheduledRunner):
         self._pipeline = Pipeline(self._scheduler, self._depth)
         self._tokens_per_step = config.most_tokens_per_step
         self._timing = timing
+        self._own = OwnSequences()
         self._held: AbstractSet[int] = frozenset()
         self._under_way: deque[_UnderWay] = deque()
         # Requests that came while a step was computed; the scheduler hears of them when it has ended.
@@ -104,11 +106,14 @@ class BatchRunner(ScheduledRunner):
         if request_id in self._arrived:
             return self._arrived.pop(request_id)[0]
         self._note_change()
+        if self._own.members and request_id in self._requests.sequences:
+            self._own.forget(self._requests.sequences[request_id])
         return super().take(request_id)
 
     def take_all(self) -> list[Request]:
         """Remove every request; nothing is computed any more."""
         arrived, self._arrived = self._arrived, {}
+        self._own.clear()
         requests = [*super().take_all(), *(request for request, _ in arrived.values())]
         while self._under_way:
             self._under_way.popleft()
@@ -116,12 +121,13 @@ class BatchRunner(ScheduledRunner):
         return requests
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
-        """Return when the oldest step under way ends, `now` if one can be scheduled, when a transfer ends, or None."""
+        """Return when the oldest step under way ends, `now` if one can be scheduled, when others can go on, or None."""
         if self._under_way:
             return self._under_way[0].ends_at
         is_held_up = self._requests.are_all_of(blocked) or (self._is_stuck and blocked == self._held)
         if not self._scheduler.has_requests or is_held_up:
-            return self._requests.transfer_due
+            moments = [each for each in (self._requests.transfer_due, self._own.due) if each is not None]
+            return min(moments, default=None)
         return now
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
@@ -129,6 +135,7 @@ class BatchRunner(ScheduledRunner):
         self._hold(blocked)
         self._begin = now
         if not self._under_way:
+            self._release(now)
             # What frontends hear of steps that end they hear of a transfer too.
             return Spoken(is_reported=self._end_transfers(now))
         if self._under_way[0].ends_at > now:
@@ -137,14 +144,17 @@ class BatchRunner(ScheduledRunner):
         result = self._pipeline.finish()
         spoken = self._requests.say(result)
         spoken.is_reported = True
+        if self._own.members:
+            self._own.said(result, ended.ends_at, self._held)
         self._requests.begin_transfers(None, result, now)
         self._requests.publish()
         self._end_transfers(now)
         if ended.changes is None:
             # It may have left room.
             self._note_change()
-        waits = bool(self._held) or self._requests.transfer_due is not None
-        self._is_stuck = waits and ended.changes == self._changes
+        waits = bool(self._held or self._own.members) or self._requests.transfer_due is not None
+        self._is_stuck = waits and (ended.changes == self._changes or self._is_asleep)
+        self._release(now)
         # From when it should have been, unless that has been missed by a whole step.
         self._begin = ended.ends_at if now - ended.ends_at < ended.duration_s else now
         return spoken
@@ -171,6 +181,16 @@ class BatchRunner(ScheduledRunner):
         self._note_change()
         return True
 
+    @property
+    def _is_asleep(self) -> bool:
+        """Whether requests are there, and all of them wait for a moment of their own or for the step under way."""
+        return self._own.holds_all(len(self._requests.by_id))
+
+    def _release(self, now: float) -> None:
+        """Let those go on whose own moment has come."""
+        if self._own.members and self._own.release(now, self._held):
+            self._note_change()
+
     def _note_change(self) -> None:
         self._changes += 1
         self._is_stuck = False
@@ -178,6 +198,7 @@ class BatchRunner(ScheduledRunner):
     def _take_in(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
         self._note_change()
         self._requests.add(request, asked, now, leaves_a_token=False, is_blocked=request.client in self._held)
+        self._own.add(self._requests.sequences[request.request_id], request)
 
     def _start(self, now: float, begin: float) -> None:
         """Schedule steps until the result of the oldest one has to be waited for."""
@@ -187,6 +208,9 @@ class BatchRunner(ScheduledRunner):
             if step is None:
                 return
             self._requests.begin_transfers(step, None, now)
+            if self._own.members:
+                self._own.scheduled(step, now, self._held)
+                has_to_wait = has_to_wait or self._is_asleep
             if self._under_way:
                 begin = self._under_way[-1].ends_at
             duration_s = self._duration_s(step)
@@ -207,4 +231,5 @@ class BatchRunner(ScheduledRunner):
             self._note_change()
             for request_id, request in self._requests.by_id.items():
                 if request.client in changed:
-                    self._requests.sequences[request_id].is_blocked = request.client in blocked
+                    sequence = self._requests.sequences[request_id]
+                    sequence.is_blocked = request.client in blocked or self._own.holds(sequence)

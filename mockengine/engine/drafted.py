@@ -5,7 +5,7 @@ Since outputs differ in length, no running set is made of them. Each request has
 the same from output to output is prepared once; tokens and acceptance are drawn for many outputs at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
@@ -60,6 +60,8 @@ class DraftedSpeakers(Speakers):
         self._acceptance = Acceptance(config.acceptance_rates)
         self._max_model_len = max_model_len
         self._rows: dict[str, _DraftedRow] = {}
+        # Those who never speak together with others.
+        self._apart: dict[str, _DraftedRow] = {}
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._rows
@@ -71,12 +73,13 @@ class DraftedSpeakers(Speakers):
 
     def draft_for(self, request: Request) -> Drafts:
         """Let a request speak from now on; return its drafts."""
-        drafts = Drafts(self._config, self._acceptance, self.counts, request.key)
-        self._rows[request.request_id] = _DraftedRow(request, drafts, self._max_model_len)
-        return drafts
+        row = self._apart.pop(request.request_id, None) or self._row(request)
+        self._rows[request.request_id] = row
+        return row.drafts
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
+        self._apart.pop(request_id, None)
         row = self._rows.pop(request_id, None)
         return None if row is None else row.request
 
@@ -84,6 +87,7 @@ class DraftedSpeakers(Speakers):
         """Remove every request."""
         requests = [row.request for row in self._rows.values()]
         self._rows.clear()
+        self._apart.clear()
         return requests
 
     def most_steps(self, blocked: AbstractSet[int], most: int) -> int:  # noqa: ARG002 - the interface's
@@ -92,10 +96,20 @@ class DraftedSpeakers(Speakers):
 
     def say(self, blocked: AbstractSet[int], steps: int) -> Spoken:  # noqa: ARG002 - always one
         """Let every request say its next tokens unless its client is blocked."""
+        return self._say(self._rows.values(), blocked)
+
+    def say_loosely(self, requests: Sequence[Request]) -> Spoken:
+        """Let these requests say their next tokens, each at its own pace."""
+        for request in requests:
+            if request.request_id not in self._apart:
+                self._apart[request.request_id] = self._row(request)
+        return self._say([self._apart[request.request_id] for request in requests], frozenset())
+
+    def _say(self, rows: Iterable[_DraftedRow], blocked: AbstractSet[int]) -> Spoken:
         spoken = Spoken()
         num_spec_tokens = self._config.num_spec_tokens
         tokens, client, packed = 0, None, list[bytes]()
-        for row in self._rows.values():
+        for row in rows:
             if row.client in blocked:
                 continue
             position = row.request.output_tokens
@@ -152,8 +166,13 @@ class DraftedSpeakers(Speakers):
         """Count tokens of rows, and forget who has ended."""
         spoken.tokens += tokens
         for request, _ in spoken.finished:
-            del self._rows[request.request_id]
+            if self._apart.pop(request.request_id, None) is None:
+                del self._rows[request.request_id]
         return spoken
+
+    def _row(self, request: Request) -> _DraftedRow:
+        drafts = Drafts(self._config, self._acceptance, self.counts, request.key)
+        return _DraftedRow(request, drafts, self._max_model_len)
 
 
 class DraftedRunner(FreeRunner):

@@ -9,13 +9,11 @@ What is due at almost the same time is said in one step. Moments follow from mom
 a tick does not add up.
 """
 
-from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from itertools import count
 from typing import Final
 
+from mockengine.engine.agenda import Agenda
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
@@ -29,8 +27,6 @@ from mockengine.wire.stats import SchedulerStats
 
 # Steps are at least so far apart: a fraction of any time between tokens that is worth simulating.
 _TICK_S: Final = 0.000_5
-# So many entries of the heap may be old ones, beside as many as there are others.
-_MOST_OLD: Final = 1_024
 _NO_LIMIT: Final = 2**40
 _NO_LIMITS: Final = BatchingConfig(
     max_num_seqs=_NO_LIMIT,
@@ -67,12 +63,10 @@ class MomentRunner(ScheduledRunner):
         super().__init__(make_requests(rank, config, limits, kv_event_sink))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
-        # When each running sequence is due; entries of the heap that say something else are old.
-        self._due: dict[TokenSequence, float] = {}
-        self._heap: list[tuple[float, int, TokenSequence]] = []
-        self._order = count()
+        # When each running sequence is due.
+        self._agenda: Agenda[TokenSequence] = Agenda()
         # Sequences that were due while their client took no output.
-        self._held: list[TokenSequence] = []
+        self._held: dict[TokenSequence, None] = {}
         # Whether somebody may be admitted that could not be in the last step.
         self._has_news = False
         self._not_before = 0.0
@@ -87,16 +81,13 @@ class MomentRunner(ScheduledRunner):
         """Remove a request, wherever it is."""
         sequence = self._requests.sequences.get(request_id)
         if sequence is not None:
-            self._due.pop(sequence, None)
+            self._forget(sequence)
             self._has_news = True
-            if len(self._heap) > 2 * len(self._due) + _MOST_OLD:
-                self._forget_old()
         return super().take(request_id)
 
     def take_all(self) -> list[Request]:
         """Remove every request."""
-        self._due.clear()
-        self._heap.clear()
+        self._agenda.clear()
         self._held.clear()
         return super().take_all()
 
@@ -107,11 +98,10 @@ class MomentRunner(ScheduledRunner):
             return transfer_due
         if self._has_news or not self._blocked <= blocked:
             return now
-        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heappop(self._heap)
-        if not self._heap:
+        earliest = self._agenda.earliest
+        if earliest is None:
             return transfer_due
-        due = max(self._heap[0][0], self._not_before)
+        due = max(earliest, self._not_before)
         return due if transfer_due is None else min(due, transfer_due)
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
@@ -124,12 +114,11 @@ class MomentRunner(ScheduledRunner):
         for sequence in step.preempted:
             # One that a reset preempted may have been aborted since.
             if not sequence.is_finished:
-                self._due.pop(sequence, None)
+                self._forget(sequence)
                 sequence.is_blocked = self._client(sequence) in blocked
         factor = self._timing.load_factor(self._requests.num_running)
         for sequence in (*step.new, *step.resumed):
-            uncached = sequence.num_prompt_tokens - sequence.num_cached_tokens
-            self._put_off(sequence, now + self._timing.first_token_s(self._key(sequence), uncached, factor))
+            self._put_off(sequence, self._first_moment(sequence, now, factor))
         result = self._scheduler.update(step)
         self._requests.begin_transfers(step, result, now)
         spoken = self._requests.say(result, loosely=True)
@@ -167,55 +156,50 @@ class MomentRunner(ScheduledRunner):
 
     # Moments.
 
+    def _first_moment(self, sequence: TokenSequence, now: float, factor: float) -> float:
+        """Return when a sequence that is admitted now says something for the first time, or goes on."""
+        request = self._requests.by_id[sequence.request_id]
+        cached = sequence.num_cached_tokens if request.cached_tokens is None else request.cached_tokens
+        usual_s = self._timing.first_token_s(request.key, sequence.num_prompt_tokens - cached, factor)
+        return now + usual_s if request.moments is None else request.moments.begin(now, usual_s)
+
     def _put_off(self, sequence: TokenSequence, due: float) -> None:
         """Let a sequence stay where it is until then."""
         sequence.is_blocked = True
-        self._due[sequence] = due
-        heappush(self._heap, (due, next(self._order), sequence))
+        self._agenda.put(sequence, due)
 
     def _put_off_all(self, result: StepResult, factor: float) -> None:
         """Let those who have said something wait for their next moment, and forget those who have ended."""
         for sequence in result.sequences:
-            due = self._due.pop(sequence, None)
+            due = self._agenda.forget(sequence)
             if due is not None and not sequence.is_finished:
-                position = sequence.num_output_tokens
-                self._put_off(sequence, due + self._timing.inter_token_s(self._key(sequence), position, factor))
+                request = self._requests.by_id[sequence.request_id]
+                usual_s = self._timing.inter_token_s(request.key, sequence.num_output_tokens, factor)
+                due = due + usual_s if request.moments is None else request.moments.advance(usual_s)
+                self._put_off(sequence, due)
 
     def _release(self, now: float) -> None:
         """Let those go on who are due, unless their client takes no output."""
-        while self._heap and self._heap[0][0] <= now:
-            due, _, sequence = heappop(self._heap)
-            if self._due.get(sequence) != due:
-                continue
+        for sequence in self._agenda.take(now):
             if self._client(sequence) in self._blocked:
-                self._held.append(sequence)
+                self._held[sequence] = None
             else:
                 sequence.is_blocked = False
 
     def _note_blocked(self, blocked: AbstractSet[int]) -> None:
         """Let the requests of these clients stay where they are, and those of others go on."""
-        changed = self._blocked ^ blocked
-        if not changed:
+        if self._blocked == blocked:
             return
         self._blocked = frozenset(blocked)
         for sequence in self._scheduler.waiting:
             sequence.is_blocked = self._client(sequence) in blocked
-        for sequence in self._take_held(changed - blocked):
-            heappush(self._heap, (self._due[sequence], next(self._order), sequence))
+        for sequence in [each for each in self._held if self._client(each) not in blocked]:
+            del self._held[sequence]
+            self._agenda.put_back(sequence)
 
-    def _forget_old(self) -> None:
-        """Remove entries whose moment may be far away, and with them the prompts of requests that are gone."""
-        self._heap = [entry for entry in self._heap if self._due.get(entry[2]) == entry[0]]
-        heapify(self._heap)
-        self._held = [sequence for sequence in self._held if sequence in self._due]
-
-    def _take_held(self, clients: AbstractSet[int]) -> Iterable[TokenSequence]:
-        held = [sequence for sequence in self._held if sequence in self._due]
-        self._held = [sequence for sequence in held if self._client(sequence) not in clients]
-        return [sequence for sequence in held if self._client(sequence) in clients]
+    def _forget(self, sequence: TokenSequence) -> None:
+        self._agenda.forget(sequence)
+        self._held.pop(sequence, None)
 
     def _client(self, sequence: TokenSequence) -> int:
         return self._requests.by_id[sequence.request_id].client
-
-    def _key(self, sequence: TokenSequence) -> int:
-        return self._requests.by_id[sequence.request_id].key

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
+from mockengine.engine.own_timing import moments_of
 from mockengine.replies.planner import Plan
 from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
@@ -26,6 +27,8 @@ class Request:
         source: of its tokens, but for a last one that ends it.
         scores: of its tokens, where they are asked for.
         is_in_running_set: whether it is a row there.
+        moments: when it says something, if that is not left to the engine.
+        cached_tokens: tokens of the prompt that are said to have come out of the cache, if that is not left to it.
         kv_transfer: its part in prefill/decode disaggregation.
 
     """
@@ -50,6 +53,10 @@ class Request:
         self._prefill_stats: PrefillStats | None = None
         self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
+        self.moments = moments_of(plan.timing)
+        # As with a cache, the last token is always computed.
+        most = self._num_prompt_tokens - 1
+        self.cached_tokens = None if plan.cached_tokens is None else min(plan.cached_tokens, most)
         self.kv_transfer: KvTransfer | None = None
 
     @property
@@ -95,7 +102,6 @@ class Request:
         is_first, self._first_output_pending = self._first_output_pending, False
         prompt_scores = self._prompt_scores if is_first else None
         events, self._events = self._events, ()
-        prefill_stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
         finish_reason = self.finish_reason
         return EngineCoreOutput(
             request_id=self.request_id,
@@ -109,7 +115,7 @@ class Request:
             events=events,
             kv_transfer_params=self._kv_transfer_params,
             trace_headers=self._trace_headers if is_first else None,
-            prefill_stats=prefill_stats if is_first else None,
+            prefill_stats=self._how_prefilled() if is_first else None,
         )
 
     @property
@@ -133,6 +139,11 @@ class Request:
     def served(self, rank: int) -> Served:
         """Return its life so far, for the observer."""
         return Served(self.request_id, rank, self.client, self._num_prompt_tokens, self._max_tokens, self.output_tokens)
+
+    def _how_prefilled(self) -> PrefillStats:
+        """Return how the prompt was computed, or how it is said to have been."""
+        stats = self._prefill_stats or PrefillStats(self._num_prompt_tokens, self._num_prompt_tokens)
+        return stats if self.cached_tokens is None else stats.with_cached_tokens(self.cached_tokens)
 
     def _take(self, count: int) -> list[int]:
         tokens = self.source.tokens(self.key, self.output_tokens, count)

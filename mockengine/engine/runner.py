@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 from mockengine.engine.config import EngineConfig
+from mockengine.engine.own_lane import OwnLane
 from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
@@ -92,15 +93,22 @@ class Runner(Protocol):
 
 
 class FreeRunner:
-    """Runs everything that is there, a chunk of tokens for each request in every step."""
+    """Runs everything that is there, a chunk of tokens for each request in every step.
+
+    Those that have moments of their own speak beside the steps.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._speakers = Speakers(config.output_token_chunk_size)
         self._waiting: dict[str, Request] = {}
+        self._own = OwnLane(config.itl_s)
+        # Of the requests that step together.
         self._num_of_client: Counter[int] = Counter()
         self._num_requests = 0
         self._pace = Pace(config.itl_s)
         self._has_pace = config.itl_s > 0
+        # Whether those who step together have done so since the pace was asked.
+        self._has_stepped = False
         self._last_load = SchedulerStats()
 
     @property
@@ -124,16 +132,24 @@ class FreeRunner:
         return len(self._waiting)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._waiting or request_id in self._speakers
+        return request_id in self._waiting or request_id in self._own.requests or request_id in self._speakers
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:  # noqa: ARG002 - the interface's
-        """Take in a request, which runs from the next step on."""
-        self._waiting[request.request_id] = request
-        self._num_of_client[request.client] += 1
+        """Take in a request, which runs from the next step on, or from now on if it has moments of its own."""
         self._num_requests += 1
+        if request.moments is not None:
+            self._own.add(request, request.moments)
+        else:
+            self._waiting[request.request_id] = request
+            self._num_of_client[request.client] += 1
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
+        request = self._own.take(request_id)
+        if request is not None:
+            self._speakers.take(request_id)
+            self._num_requests -= 1
+            return request
         request = self._speakers.take(request_id) or self._waiting.pop(request_id, None)
         if request is not None:
             self._note_gone(request)
@@ -141,7 +157,7 @@ class FreeRunner:
 
     def take_all(self) -> list[Request]:
         """Remove every request."""
-        requests = [*self._speakers.take_all(), *self._waiting.values()]
+        requests = [*self._speakers.take_all(), *self._waiting.values(), *self._own.take_all()]
         self._waiting.clear()
         self._num_of_client.clear()
         self._num_requests = 0
@@ -149,28 +165,31 @@ class FreeRunner:
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, or None while nobody is there whose client takes output."""
-        return self._pace.due(now) if any(client not in blocked for client in self._num_of_client) else None
+        due = self._step_due(now, blocked)
+        own_due = self._own.due(blocked) if self._own.requests else None
+        return due if own_due is None or (due is not None and due <= own_due) else own_due
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
         """Let every request whose client takes output say its next tokens; without a pace, as often as can be."""
-        for request in self._waiting.values():
-            queued = EngineCoreEvent(EventType.QUEUED, request.accepted_at)
-            request.tell((queued, EngineCoreEvent(EventType.SCHEDULED, now)))
-        self._speakers.add(self._waiting)
-        self._waiting.clear()
-        steps = 1 if self._has_pace else self._speakers.most_steps(blocked, most_steps)
-        spoken = self._speakers.say(blocked, steps)
-        for request, _ in spoken.finished:
-            self._note_gone(request)
+        if not self._own.requests:
+            return self._step_together(now, blocked, most_steps)
+        due, own_due = self._step_due(now, blocked), self._own.due(blocked)
+        is_own_due = own_due is not None and own_due <= now
+        spoken = Spoken()
+        if due is not None and due <= now:
+            spoken = self._step_together(now, blocked, 1 if is_own_due else most_steps)
+        if is_own_due:
+            self._speak_apart(spoken, now, blocked)
         return spoken
 
     def settle(self, spoken: Spoken, now: float) -> None:
         """Go on after a step; `now` is its time."""
         self._speakers.regroup(spoken.said)
-        if self._num_requests:
-            self._pace.stepped(now)
-        else:
+        if not self._num_of_client:
             self._pace.rest()
+        elif self._has_stepped:
+            self._pace.stepped(now)
+        self._has_stepped = False
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""
@@ -186,6 +205,37 @@ class FreeRunner:
     def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:  # noqa: ARG002 - the interface's
         """Do nothing: nothing is cached."""
         return True
+
+    def _step_due(self, now: float, blocked: AbstractSet[int]) -> float | None:
+        """Return when those who step together do so next."""
+        return self._pace.due(now) if any(client not in blocked for client in self._num_of_client) else None
+
+    def _step_together(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
+        """Let those speak who step together."""
+        for request in self._waiting.values():
+            queued = EngineCoreEvent(EventType.QUEUED, request.accepted_at)
+            request.tell((queued, EngineCoreEvent(EventType.SCHEDULED, now)))
+        self._speakers.add(self._waiting)
+        self._waiting.clear()
+        steps = 1 if self._has_pace else self._speakers.most_steps(blocked, most_steps)
+        spoken = self._speakers.say(blocked, steps)
+        for request, _ in spoken.finished:
+            self._note_gone(request)
+        self._has_stepped = True
+        return spoken
+
+    def _speak_apart(self, spoken: Spoken, now: float, blocked: AbstractSet[int]) -> None:
+        """Let those speak too whose own moment has come."""
+        due = self._own.take_due(now, blocked)
+        said = self._speakers.say_loosely(due)
+        self._num_requests -= len(said.finished)
+        spoken.add(said)
+        self._own.said(due)
+        usual = self._own.take_usual(due)
+        for request in usual:
+            request.moments = None
+            self._num_of_client[request.client] += 1
+        self._speakers.add({request.request_id: request for request in usual})
 
     def _note_gone(self, request: Request) -> None:
         self._num_requests -= 1

@@ -43,3 +43,12 @@ class Spoken:
     finished: list[tuple[Request, FinishReason]] = field(default_factory=list)
     first_client: int | None = None
     is_reported: bool = False
+
+    def add(self, other: "Spoken") -> None:
+        """Add what was said at the same time, of which nothing is rows."""
+        for client, what in other.said.items():
+            said = self.said.setdefault(client, Said())
+            said.packed += what.packed
+            said.outputs += what.outputs
+        self.tokens += other.tokens
+        self.finished += other.finished

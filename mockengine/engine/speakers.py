@@ -54,6 +54,7 @@ class Speakers:
         requests = [request for running_set in self._sets.values() for request in running_set.take_all()]
         requests += self._speaking.values()
         self._speaking.clear()
+        self._loose.clear()
         return requests
 
     def most_steps(self, blocked: AbstractSet[int], most: int) -> int:
@@ -104,7 +105,10 @@ class Speakers:
             leavers = running_set.take_leavers() if running_set is not None else ()
             for output in what.outputs:
                 request = self._speaking.get(output.request_id)
-                if request is not None and request.plain_outputs_left(self._chunk_size) > 0:
+                if request is None or request.moments is not None:
+                    # One with moments of its own does not step together with others.
+                    continue
+                if request.plain_outputs_left(self._chunk_size) > 0:
                     del self._speaking[request.request_id]
                     if running_set is None:
                         running_set = self._sets[client] = RunningSet(self._chunk_size)

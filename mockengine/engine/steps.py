@@ -77,6 +77,15 @@ class Step:
         del self.sequences[index], self.num_computed[index], self.num_sampled[index]
         return self.num_tokens.pop(index)
 
+    def leave_a_token(self, index: int) -> None:
+        """Compute of a sequence, by index, all but the last token, so that it gets no output by this step."""
+        sequence = self.sequences[index]
+        self.num_tokens[index] -= 1
+        self.num_sampled[index] = 0
+        sequence.num_computed_tokens -= 1
+        sequence.num_output_placeholders = 0
+        sequence.num_draft_tokens = 0
+
     @property
     def is_empty(self) -> bool:
         """Whether it computes nothing."""

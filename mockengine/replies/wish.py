@@ -2,7 +2,7 @@
 """What somebody wants of a reply: a script, or the request itself."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Final, Protocol
 
 from mockengine.replies.asked import Asked
@@ -39,6 +39,10 @@ class OwnTiming:
     ttft_s: float | None = None
     itl_s: float | None = None
     stalls_after: int | None = None
+
+    def over(self, other: "OwnTiming") -> "OwnTiming":
+        """Return this timing, with what it leaves open as the other has it."""
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +83,8 @@ class Wish:
         if self.says_something:
             names = [name for name in names if name not in _SAYING]
         missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
+        if self.timing is not None and other.timing is not None:
+            missing["timing"] = self.timing.over(other.timing)
         return Wish(**{each.name: getattr(self, each.name) for each in fields(self)} | missing)
 
 

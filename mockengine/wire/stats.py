@@ -26,6 +26,19 @@ class PrefillStats:
     num_external_cached_tokens: int = 0
     num_cache_creation_tokens: int = 0
 
+    def with_cached_tokens(self, count: int) -> "PrefillStats":
+        """Return what these would be if so many tokens of the prompt had been cached, at most all of them."""
+        external = min(self.num_external_cached_tokens, count)
+        in_cache_now = self.num_cached_tokens + self.num_cache_creation_tokens
+        return PrefillStats(
+            self.num_prompt_tokens,
+            self.num_prompt_tokens - count,
+            num_cached_tokens=count,
+            num_local_cached_tokens=count - external,
+            num_external_cached_tokens=external,
+            num_cache_creation_tokens=max(0, in_cache_now - count),
+        )
+
     def to_wire(self) -> dict[str, Any]:
         """Return the map; raises ValueError on a negative count."""
         return _not_negative(_shallow(self))

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
+import openai
 import pytest
 
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
-from tests.support import checks
+from tests.support import checks, steering_checks
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -75,6 +76,30 @@ def test_control_routes_answer_as_with_a_real_engine(one_rank: Stack) -> None:
         assert response.status_code == 200, f"{path}: {response.text}"
         if answered is not None:
             assert response.json() == answered, path
+    checks.completion(one_rank)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        steering_checks.tokens_are_said_as_asked,
+        steering_checks.moments_are_kept,
+        steering_checks.who_hangs_is_aborted_when_its_client_goes_away,
+    ],
+    ids=lambda check: check.__name__,
+)
+def test_clients_steer_their_requests(one_rank: Stack, check: Callable[[Stack], None]) -> None:
+    check(one_rank)
+
+
+def test_errors_that_are_asked_for_are_errors(one_rank: Stack) -> None:
+    # The bool arrives as 1, the list as it is; 0.32 knows of no error but that there is one.
+    for asked in ({"mock_error_retryable": True}, {"mock_token_ids": [300], "mock_fault": "error"}, {"mock_txt": "x"}):
+        with pytest.raises(openai.InternalServerError):
+            steering_checks.steered(one_rank, asked)
+    refused = [entry["reason"] for entry in one_rank.engine.logged("request refused") if "mock" in entry["reason"]]
+    assert len(refused) == 1
+    assert "mock_txt: unknown" in refused[0]
     checks.completion(one_rank)
 
 
