@@ -279,3 +279,10 @@ def _outcome(writer: StructuredWriter, tokenizer: Tokenizer, schema: Any) -> str
         if not written.complete or not validator.is_valid(json.loads(tokenizer.decode(written.tokens))):
             return "wrong"
     return "conforming"
+
+
+def test_a_branch_that_holds_whenever_another_does_is_not_made_to_exclude_it(writer: StructuredWriter) -> None:
+    branches = [{"type": "object"}, {"type": "object", "required": ["a"]}]
+
+    with pytest.raises(ConstraintError, match="oneOf"):
+        writer.write(_json({"oneOf": branches}), 1, 100)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
 from mockengine.replies.structured.constraint import ConstraintError
+from mockengine.replies.structured.exclusive import excludes_itself
 
 Schema: TypeAlias = Mapping[str, Any] | bool
 
@@ -84,6 +85,9 @@ def narrow(schema: Schema) -> Schema:
     """
     if _says_nothing(schema):
         return any_object()
+    if not excludes_itself(schema):
+        # Which branch holds is for the compiler to judge, who has to see them as they are.
+        return schema
     narrowed: Schema = _narrowed(schema)
     return narrowed
 
