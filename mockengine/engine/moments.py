@@ -21,7 +21,7 @@ from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
-from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
 from mockengine.wire.requests import EngineCoreRequest
@@ -82,6 +82,15 @@ class MomentRunner(ScheduledRunner):
         is_blocked = request.client in self._blocked
         self._requests.add(request, asked, request.accepted_at, leaves_a_token=True, is_blocked=is_blocked)
         self._has_news = True
+
+    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:  # noqa: ARG002 - it is accepted now
+        """Let the next turn of a session wait for its admission."""
+        self.add(request, asked)
+
+    def close(self, request_id: str) -> None:
+        """Take note that no turn of a session follows the one that is there; what it holds may be what others lack."""
+        self._has_news = self._has_news or request_id not in self
+        super().close(request_id)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
@@ -177,7 +186,7 @@ class MomentRunner(ScheduledRunner):
         """Let those who have said something wait for their next moment, and forget those who have ended."""
         for sequence in result.sequences:
             due = self._due.pop(sequence, None)
-            if due is not None and not sequence.is_finished:
+            if due is not None and sequence.status is Status.RUNNING:
                 position = sequence.num_output_tokens
                 self._put_off(sequence, due + self._timing.inter_token_s(self._key(sequence), position, factor))
 
@@ -199,7 +208,8 @@ class MomentRunner(ScheduledRunner):
             return
         self._blocked = frozenset(blocked)
         for sequence in self._scheduler.waiting:
-            sequence.is_blocked = self._client(sequence) in blocked
+            if sequence.status is not Status.PAUSED:
+                sequence.is_blocked = self._client(sequence) in blocked
         for sequence in self._take_held(changed - blocked):
             heappush(self._heap, (self._due[sequence], next(self._order), sequence))
 

@@ -25,11 +25,13 @@ class Request:
         key: identifies the reply to its source.
         source: of its tokens, but for a last one that ends it.
         is_in_running_set: whether it is a row there.
+        is_resumable: whether it is a turn of a session, after which another one may come.
+        is_queued_told: whether it has been told that it is queued, with the turn before it.
         kv_transfer: its part in prefill/decode disaggregation.
 
     """
 
-    def __init__(self, request: EngineCoreRequest, plan: Plan, now: float) -> None:
+    def __init__(self, request: EngineCoreRequest, plan: Plan, now: float, *, is_first_turn: bool = True) -> None:
         self.request_id = request.request_id
         self.client = request.client_index
         self.accepted_at = now
@@ -46,6 +48,10 @@ class Request:
         self._prefill_stats: PrefillStats | None = None
         self._kv_transfer_params: Mapping[str, object] | None = None
         self.is_in_running_set = False
+        self.is_resumable = request.resumable
+        self.is_queued_told = False
+        # As in vLLM, how a prompt was computed is told of the first turn of a session only.
+        self._tells_prefill = is_first_turn
         self.kv_transfer: KvTransfer | None = None
 
     @property
@@ -103,8 +109,9 @@ class Request:
             error=None if finish_reason is None else self._ending.error,
             events=events,
             kv_transfer_params=self._kv_transfer_params,
-            trace_headers=self._trace_headers if is_first else None,
-            prefill_stats=prefill_stats if is_first else None,
+            # Frontends that trace look at those of the last output.
+            trace_headers=self._trace_headers if is_first or finish_reason is not None else None,
+            prefill_stats=prefill_stats if is_first and self._tells_prefill else None,
         )
 
     @property
@@ -117,6 +124,13 @@ class Request:
         if self._scores is not None:
             return 0
         return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1
+
+    def said(self) -> list[int]:
+        """Return the tokens said so far."""
+        tokens = self.source.tokens(self.key, 0, self.output_tokens)
+        if self._ending.last_token is not None and self.output_tokens == self._ending.output_tokens:
+            tokens[-1] = self._ending.last_token
+        return tokens
 
     def skip(self, tokens: int) -> None:
         """Count tokens as said that somebody else has said for this request."""
