@@ -6,7 +6,7 @@ be sent, in that order.
 """
 
 from collections.abc import Set as AbstractSet
-from typing import Final
+from dataclasses import replace
 
 from mockengine.engine.batching import BatchRunner
 from mockengine.engine.config import EngineConfig
@@ -14,6 +14,7 @@ from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.drafted import DraftedRunner
 from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
+from mockengine.engine.mm_cache import MmCache
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
@@ -42,8 +43,6 @@ from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
 from mockengine.wire.utility import UtilityCall, failure_message
 from mockengine.wire.values import shown
-
-_IN_FLIGHT: Final = "a request of the same id is in flight"
 
 
 class EngineCore:
@@ -81,7 +80,8 @@ class EngineCore:
         self._observer = observer
         self._runner = _make_runner(rank, config, kv_event_sink)
         self._sessions = Sessions(self._runner, self._begin_turn)
-        self._control = Control(config.block_size, dialect, self._runner)
+        self._mm_cache = MmCache(config.mm_cache)
+        self._control = Control(config.block_size, dialect, self._runner, self._mm_cache)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
         # Calls that came while a step was computed; a real engine reads them between steps.
@@ -212,15 +212,14 @@ class EngineCore:
         if request.client_index >= self._config.clients:
             reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
             return self._refuse(request, arrived_from, _invalid(reason), now)
-        if request.request_id in self._sessions:
-            return self._hear(request, now)
-        if self._shutting_down:
-            self._observer.request_refused(request.request_id, self.rank, request.client_index, SHUTTING_DOWN)
-            is_pooling = request.pooling_params is not None
-            output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
-            return [self._final_outputs(request.client_index, [output], now)]
-        if request.resumable and not request.abort_immediately:
-            return self._open_session(request, now)
+        is_heard = request.request_id in self._sessions
+        refusal = None if is_heard and not request.resumable else self._refusal(request)
+        if is_heard:
+            return self._follow(self._sessions.hear(request, refusal, now), now)
+        if request.resumable and not request.abort_immediately and request.request_id not in self._runner:
+            return self._follow(self._sessions.open(request, refusal, now), now)
+        if refusal is not None:
+            return [self._final_outputs(request.client_index, [refusal], now)]
         problem = self._problem(request)
         if problem is not None:
             return self._refuse(request, request.client_index, problem, now)
@@ -272,7 +271,7 @@ class EngineCore:
         if request.sampling_params is None:
             return _invalid("neither sampling_params nor pooling_params are set")
         if request.request_id in self._runner:
-            return _invalid(_IN_FLIGHT)
+            return _invalid("a request of the same id is in flight")
         if request.num_prompt_tokens == 0:
             return _invalid("the prompt is empty")
         if request.num_prompt_tokens > self._config.max_model_len:
@@ -280,6 +279,23 @@ class EngineCore:
                 f"the prompt has {request.num_prompt_tokens} tokens where max_model_len is {self._config.max_model_len}"
             )
         return None
+
+    def _refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
+        """Return how a request ends at once whatever it asks, if it does."""
+        is_pooling = request.pooling_params is not None
+        if self._shutting_down:
+            reason, output = SHUTTING_DOWN, _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
+        else:
+            missing = self._mm_cache.missing(request.mm_features)
+            if not missing:
+                return None
+            what = f"{len(missing)} of {len(request.mm_features)} multimodal items"
+            reason = f"cache miss: the engine does not hold the data of {what} (send the request again)"
+            error = RequestError("multimodal_cache_miss", reason, retryable=True)
+            output = _last_output(request.request_id, FinishReason.ERROR, error, is_pooling=is_pooling)
+            output = replace(output, mm_cache_miss_hashes=missing)
+        self._observer.request_refused(request.request_id, self.rank, request.client_index, reason)
+        return output
 
     def _refuse(self, request: EngineCoreRequest, client: int, error: RequestError, now: float) -> list[Outbound]:
         self._observer.request_refused(request.request_id, self.rank, client, error.message)
@@ -303,20 +319,6 @@ class EngineCore:
         return []
 
     # Sessions.
-
-    def _open_session(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
-        """Begin a session; what arrived is its first turn."""
-        if request.request_id in self._runner:
-            return self._refuse(request, request.client_index, _invalid(_IN_FLIGHT), now)
-        return self._follow(self._sessions.open(request, None, now), now)
-
-    def _hear(self, heard: EngineCoreRequest, now: float) -> list[Outbound]:
-        """Take in what arrived under the id of a session."""
-        refusal = None
-        if self._shutting_down and heard.resumable:
-            self._observer.request_refused(heard.request_id, self.rank, heard.client_index, SHUTTING_DOWN)
-            refusal = _last_output(heard.request_id, FinishReason.ABORT)
-        return self._follow(self._sessions.hear(heard, refusal, now), now)
 
     def _begin_turn(self, turn: Turn, now: float) -> Request | EngineCoreOutput:
         heard = turn.heard
