@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from mockengine.engine.config import BatchingConfig, EngineConfig, KvTransferConfig
 from mockengine.engine.drafts import SpeculationConfig, even_rates
+from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
@@ -69,6 +70,7 @@ class EngineSetup:
             batching=_batching(settings),
             kv_transfer=_kv_transfer(settings, self.kv_engine_id),
             timing=self.timing,
+            mm_cache=MmCacheConfig(settings.mm_cache_items, settings.mm_cache_miss_rate, settings.seed),
             speculation=_speculation(settings),
         )
 

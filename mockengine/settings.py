@@ -146,6 +146,21 @@ class Settings(BaseSettings):
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Number format of the model, as reported to the frontend."
     )
+    mm_cache_items: Annotated[int, Unit("items")] = Field(
+        default=0,
+        ge=0,
+        le=1_000_000,
+        description=(
+            "How many images, sounds and videos each rank remembers, those used last; one that a frontend believes to "
+            "be remembered, and so names without its data, is else a cache miss; 0 takes its word for it."
+        ),
+    )
+    mm_cache_miss_rate: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of items named without their data that are a cache miss although they are remembered.",
+    )
 
     # Load
     load_model: Literal["off", "vllm"] = Field(

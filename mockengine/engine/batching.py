@@ -101,6 +101,17 @@ class BatchRunner(ScheduledRunner):
         else:
             self._take_in(request, asked, request.accepted_at)
 
+    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+        """Let the next turn of a session wait for its admission, between two steps."""
+        self._take_in(request, asked, now)
+
+    def close(self, request_id: str) -> None:
+        """Take note that no turn of a session follows the one that is there, if there is one."""
+        self._note_change()
+        if request_id in self._arrived:
+            self._arrived[request_id][0].is_resumable = False
+        super().close(request_id)
+
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
         if request_id in self._arrived:
@@ -152,7 +163,8 @@ class BatchRunner(ScheduledRunner):
         if ended.changes is None:
             # It may have left room.
             self._note_change()
-        waits = bool(self._held or self._own.members) or self._requests.transfer_due is not None
+        waits = bool(self._held or self._scheduler.num_paused or self._own.members)
+        waits = waits or self._requests.transfer_due is not None
         self._is_stuck = waits and (ended.changes == self._changes or self._is_asleep)
         self._release(now)
         # From when it should have been, unless that has been missed by a whole step.

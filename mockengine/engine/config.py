@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mockengine.engine.drafts import SpeculationConfig
+from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.planner import RepliesConfig
 
@@ -68,6 +69,7 @@ class EngineConfig:
         clients: number of API servers of the frontend.
         has_coordinator: whether the frontend runs a data-parallel coordinator.
         has_waves: whether it coordinates waves, as for a mixture of experts.
+        mm_cache: what is remembered of images and the like.
         speculation: drafts of outputs, where there are any; then `output_token_chunk_size` is 1.
 
     """
@@ -84,6 +86,7 @@ class EngineConfig:
     batching: BatchingConfig | None = None
     kv_transfer: KvTransferConfig | None = None
     timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
+    mm_cache: MmCacheConfig = field(default_factory=MmCacheConfig)
     speculation: SpeculationConfig | None = None
 
     @property

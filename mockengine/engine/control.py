@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.mm_cache import MmCache
 from mockengine.engine.runner import Runner
 from mockengine.wire.utility import UtilityCall, failure_message, unknown_method
 from mockengine.wire.values import shown
@@ -34,15 +35,17 @@ class Control:
         block_size: tokens per KV-cache block.
         dialect: the frontend's line, on which the form of some answers depends.
         runner: what some calls are about.
+        mm_cache: what others are about.
         weight_version: label of the weights, as last set.
         now: when the call came that is answered.
 
     """
 
-    def __init__(self, block_size: int, dialect: Dialect, runner: Runner) -> None:
+    def __init__(self, block_size: int, dialect: Dialect, runner: Runner, mm_cache: MmCache) -> None:
         self.block_size = block_size
         self.dialect = dialect
         self.runner = runner
+        self.mm_cache = mm_cache
         self.weight_version = _DEFAULT_WEIGHT_VERSION
         self.now = 0.0
 
@@ -135,7 +138,7 @@ _METHODS: Final[Mapping[str, _Method]] = {
     "pause_scheduler": _Method(_pause, 0, 2),
     "resume_scheduler": _Method(_nothing),
     "reset_prefix_cache": _Method(_reset_prefix_cache, 0, 2),
-    "reset_mm_cache": _Method(_nothing),
+    "reset_mm_cache": _Method(lambda control, _args: control.mm_cache.reset()),
     "reset_encoder_cache": _Method(_nothing),
     "profile": _Method(_nothing, 0, 5),
     "execute_dummy_batch": _Method(_nothing),

@@ -6,6 +6,7 @@ be sent, in that order.
 """
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from mockengine.engine.batching import BatchRunner
 from mockengine.engine.config import EngineConfig
@@ -13,12 +14,15 @@ from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.drafted import DraftedRunner
 from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
+from mockengine.engine.mm_cache import MmCache
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner, Runner
+from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink
+from mockengine.engine.sessions import Outcome, Sessions, Turn
 from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
 from mockengine.replies.asked import ReplyError
@@ -26,7 +30,9 @@ from mockengine.replies.planner import Planner
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
+    EngineCoreEvent,
     EngineCoreOutput,
+    EventType,
     FinishReason,
     RequestError,
     StartWave,
@@ -73,7 +79,9 @@ class EngineCore:
         self._dialect = dialect
         self._observer = observer
         self._runner = _make_runner(rank, config, kv_event_sink)
-        self._control = Control(config.block_size, dialect, self._runner)
+        self._sessions = Sessions(self._runner, self._begin_turn)
+        self._mm_cache = MmCache(config.mm_cache)
+        self._control = Control(config.block_size, dialect, self._runner, self._mm_cache)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
         # Calls that came while a step was computed; a real engine reads them between steps.
@@ -112,6 +120,8 @@ class EngineCore:
         for request in self._runner.take_all():
             self._report_finished(request, FinishReason.ABORT, now)
             by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
+        for asked in self._sessions.forget_all():
+            by_client.setdefault(asked.client_index, []).append(_last_output(asked.request_id, FinishReason.ABORT))
         return [*answers, *(self._final_outputs(client, outputs, now) for client, outputs in by_client.items())]
 
     # What goes on.
@@ -144,7 +154,9 @@ class EngineCore:
             # What is due may be a transfer, long after.
             is_report_due = self._outgoing.has_finished_ids and self._runner.may_step_anytime
             return min(due, now) if is_report_due else due
-        has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self.num_requests)
+        # What sessions hold that wait for input is load that stays.
+        is_idle = not self.num_requests and not self._runner.num_paused
+        has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and is_idle)
         return now if has_news else due
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset(), most_steps: int = 1) -> list[Outbound]:
@@ -164,17 +176,25 @@ class EngineCore:
         # What is said once belongs to one step.
         spoken = self._runner.step(now, blocked, 1 if self._outgoing.has_finished_ids else most_steps)
         self._observer.tokens_said(spoken.tokens)
+        refusals: list[Outbound] = []
         for request, reason in spoken.finished:
             self._report_finished(request, reason, now)
-            self._note_finished(request)
+            if request.request_id in self._sessions:
+                refusals += self._end_turn(request, spoken, now)
+            else:
+                self._note_finished(request)
         outbound += self._outgoing.step(spoken, self._runner.take_stats, now, blocked)
+        outbound += refusals
         if spoken.is_reported:
             outbound += self._answer_calls(now)
+            for outcome in self._sessions.take_arrived(now):
+                outbound += self._follow(outcome, now)
         # Only now: the rows of what was said lie where the running sets have them.
         self._runner.settle(spoken, now)
         outbound += self._load_for_coordinator(now)
         # A runner that reports every step makes another one, in which nothing is said.
-        if not self.num_requests and not (spoken.is_reported and spoken.said):
+        is_idle = not self.num_requests and not self._runner.num_paused
+        if is_idle and not (spoken.is_reported and spoken.said):
             outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
         return outbound
 
@@ -192,36 +212,47 @@ class EngineCore:
         if request.client_index >= self._config.clients:
             reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
             return self._refuse(request, arrived_from, _invalid(reason), now)
-        if self._shutting_down:
-            self._observer.request_refused(request.request_id, self.rank, request.client_index, SHUTTING_DOWN)
-            is_pooling = request.pooling_params is not None
-            output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
-            return [self._final_outputs(request.client_index, [output], now)]
+        is_heard = request.request_id in self._sessions
+        refusal = None if is_heard and not request.resumable else self._refusal(request)
+        if is_heard:
+            return self._follow(self._sessions.hear(request, refusal, now), now)
+        if request.resumable and not request.abort_immediately and request.request_id not in self._runner:
+            return self._follow(self._sessions.open(request, refusal, now), now)
+        if refusal is not None:
+            return [self._final_outputs(request.client_index, [refusal], now)]
         problem = self._problem(request)
         if problem is not None:
             return self._refuse(request, request.client_index, problem, now)
         return self._accept(request, now)
 
     def _accept(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
-        config = self._config
-        params = request.sampling_params or SamplingParams()
-        try:
-            plan = self._planner.plan(request)
-        except ReplyError as error:
-            return self._refuse(request, request.client_index, _invalid(str(error)), now)
-        accepted = Request(request, plan, now)
-        if has_kv_transfer_params(params.extra_args):
-            accepted.kv_transfer = self._kv_transfer(request, params)
-        self._observer.request_started(accepted.served(self.rank))
+        accepted = self._plan(request, now)
+        if isinstance(accepted, RequestError):
+            return self._refuse(request, request.client_index, accepted, now)
         if request.abort_immediately:
             self._report_finished(accepted, FinishReason.ABORT, now)
             self._note_finished(accepted)
             return []
         self._runner.add(accepted, request)
-        outbound: list[Outbound] = []
-        if config.has_waves and self.wave.request_arrived(request.current_wave):
-            outbound.append(self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number)))
-        return outbound
+        return self._start_wave(request.current_wave, now)
+
+    def _plan(self, request: EngineCoreRequest, now: float, *, is_first_turn: bool = True) -> Request | RequestError:
+        """Return an accepted request, or why it cannot be served."""
+        try:
+            plan = self._planner.plan(request)
+        except ReplyError as error:
+            return _invalid(str(error))
+        params = request.sampling_params or SamplingParams()
+        accepted = Request(request, plan, now, is_first_turn=is_first_turn)
+        if has_kv_transfer_params(params.extra_args):
+            accepted.kv_transfer = self._kv_transfer(request, params)
+        self._observer.request_started(accepted.served(self.rank))
+        return accepted
+
+    def _start_wave(self, stamped: int, now: float) -> list[Outbound]:
+        if not self._config.has_waves or not self.wave.request_arrived(stamped):
+            return []
+        return [self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number))]
 
     def _kv_transfer(self, request: EngineCoreRequest, params: SamplingParams) -> KvTransfer | None:
         """Return what a request asks of disaggregation; what cannot be done of it costs a warning, as in vLLM."""
@@ -249,6 +280,23 @@ class EngineCore:
             )
         return None
 
+    def _refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
+        """Return how a request ends at once whatever it asks, if it does."""
+        is_pooling = request.pooling_params is not None
+        if self._shutting_down:
+            reason, output = SHUTTING_DOWN, _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
+        else:
+            missing = self._mm_cache.missing(request.mm_features)
+            if not missing:
+                return None
+            what = f"{len(missing)} of {len(request.mm_features)} multimodal items"
+            reason = f"cache miss: the engine does not hold the data of {what} (send the request again)"
+            error = RequestError("multimodal_cache_miss", reason, retryable=True)
+            output = _last_output(request.request_id, FinishReason.ERROR, error, is_pooling=is_pooling)
+            output = replace(output, mm_cache_miss_hashes=missing)
+        self._observer.request_refused(request.request_id, self.rank, request.client_index, reason)
+        return output
+
     def _refuse(self, request: EngineCoreRequest, client: int, error: RequestError, now: float) -> list[Outbound]:
         self._observer.request_refused(request.request_id, self.rank, client, error.message)
         is_pooling = request.pooling_params is not None
@@ -262,11 +310,43 @@ class EngineCore:
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
-            request = self._runner.take(request_id)
+            request, first = self._runner.take(request_id), self._sessions.forget(request_id)
             if request is not None:
                 self._report_finished(request, FinishReason.ABORT, now)
-                self._note_finished(request)
+            gone = request or first
+            if gone is not None:
+                self._note_finished(gone)
         return []
+
+    # Sessions.
+
+    def _begin_turn(self, turn: Turn, now: float) -> Request | EngineCoreOutput:
+        heard = turn.heard
+        problem = _invalid(turn.problem) if turn.problem else self._problem(turn.asked)
+        begun = problem or self._plan(turn.asked, now, is_first_turn=turn.is_first)
+        if isinstance(begun, Request):
+            return begun
+        self._observer.request_refused(heard.request_id, self.rank, turn.asked.client_index, begun.message)
+        is_pooling = heard.pooling_params is not None
+        return _last_output(heard.request_id, FinishReason.ERROR, begun, is_pooling=is_pooling)
+
+    def _end_turn(self, request: Request, spoken: Spoken, now: float) -> list[Outbound]:
+        outcome = self._sessions.end_turn(request, now)
+        if outcome.begun is not None:
+            # As in vLLM, with the turn that has ended.
+            spoken.tell(request, EngineCoreEvent(EventType.QUEUED, now))
+        return self._follow(outcome, now)
+
+    def _follow(self, outcome: Outcome, now: float) -> list[Outbound]:
+        """Tell what came of a turn."""
+        outbound = []
+        if outcome.refused:
+            outbound.append(self._final_outputs(outcome.first.client_index, list(outcome.refused), now))
+        if outcome.has_ended:
+            self._note_finished(outcome.first)
+        if outcome.begun is not None:
+            outbound += self._start_wave(outcome.begun.heard.current_wave, now)
+        return outbound
 
     # Utility calls and what cannot be read.
 
@@ -303,16 +383,21 @@ class EngineCore:
         if message.call is not None:
             failure = failure_message(message.call.method, message.reason)
             return [self._outgoing.encode(client, UtilityReply(self.rank, now, message.call.call_id, None, failure))]
+        error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
+        if message.request_id is not None and message.request_id in self._sessions:
+            heard = EngineCoreRequest(request_id=message.request_id, resumable=True)
+            refusal = _last_output(message.request_id, FinishReason.ERROR, error)
+            return self._follow(self._sessions.hear(heard, refusal, now), now)
         if message.request_id is None or message.request_id in self._runner:
             return []
-        error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
         return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
 
     # Bookkeeping.
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
         """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
-        ids = [output.request_id for output in outputs if output.request_id not in self._runner]
+        here = (self._runner, self._sessions)
+        ids = [output.request_id for output in outputs if not any(output.request_id in each for each in here)]
         finished_requests = ids if self._config.reports_finished_requests else ()
         return self._outgoing.final_outputs(client, outputs, finished_requests, now)
 
@@ -322,9 +407,10 @@ class EngineCore:
         wave = self.wave.number if self._config.has_waves else 0
         return self._outgoing.load_for_coordinator(self._runner.load(), wave, now)
 
-    def _note_finished(self, request: Request) -> None:
+    def _note_finished(self, request: Request | EngineCoreRequest) -> None:
         if self._config.reports_finished_requests:
-            self._outgoing.note_finished(request.client, request.request_id)
+            client = request.client if isinstance(request, Request) else request.client_index
+            self._outgoing.note_finished(client, request.request_id)
 
     def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)

@@ -214,8 +214,7 @@ class DraftedRequests(ScheduledRequests):
     def say(self, result: StepResult, *, loosely: bool = False) -> Spoken:  # noqa: ARG002 - rows are always loose
         """Let the requests that a step has brought something to say it; those that have ended are gone."""
         spoken = self._drafted.say_result(result)
-        for request, _ in spoken.finished:
-            del self.by_id[request.request_id], self.sequences[request.request_id]
+        self.forget_finished(spoken)
         return spoken
 
     def take_stats(self) -> SchedulerStats:

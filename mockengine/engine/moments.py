@@ -19,7 +19,7 @@ from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
-from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
 from mockengine.wire.requests import EngineCoreRequest
@@ -76,6 +76,15 @@ class MomentRunner(ScheduledRunner):
         is_blocked = request.client in self._blocked
         self._requests.add(request, asked, request.accepted_at, leaves_a_token=True, is_blocked=is_blocked)
         self._has_news = True
+
+    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:  # noqa: ARG002 - it is accepted now
+        """Let the next turn of a session wait for its admission."""
+        self.add(request, asked)
+
+    def close(self, request_id: str) -> None:
+        """Take note that no turn of a session follows the one that is there; what it holds may be what others lack."""
+        self._has_news = self._has_news or request_id not in self
+        super().close(request_id)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
@@ -172,7 +181,7 @@ class MomentRunner(ScheduledRunner):
         """Let those who have said something wait for their next moment, and forget those who have ended."""
         for sequence in result.sequences:
             due = self._agenda.forget(sequence)
-            if due is not None and not sequence.is_finished:
+            if due is not None and sequence.status is Status.RUNNING:
                 request = self._requests.by_id[sequence.request_id]
                 usual_s = self._timing.inter_token_s(request.key, sequence.num_output_tokens, factor)
                 due = due + usual_s if request.moments is None else request.moments.advance(usual_s)
@@ -192,7 +201,8 @@ class MomentRunner(ScheduledRunner):
             return
         self._blocked = frozenset(blocked)
         for sequence in self._scheduler.waiting:
-            sequence.is_blocked = self._client(sequence) in blocked
+            if sequence.status is not Status.PAUSED:
+                sequence.is_blocked = self._client(sequence) in blocked
         for sequence in [each for each in self._held if self._client(each) not in blocked]:
             del self._held[sequence]
             self._agenda.put_back(sequence)

@@ -7,7 +7,6 @@ from collections.abc import Set as AbstractSet
 from mockengine.engine.agenda import Agenda
 from mockengine.engine.own_timing import Moments
 from mockengine.engine.requests import Request
-from mockengine.wire.outputs import EngineCoreEvent, EventType
 
 
 class OwnLane:
@@ -28,7 +27,7 @@ class OwnLane:
     def add(self, request: Request, moments: Moments) -> None:
         """Take in a request."""
         now = request.accepted_at
-        request.tell(tuple(EngineCoreEvent(event, now) for event in (EventType.QUEUED, EventType.SCHEDULED)))
+        request.tell_scheduled(now)
         self.requests[request.request_id] = request, moments
         self._agendas.setdefault(request.client, Agenda()).put(request, moments.begin(now, 0.0))
 

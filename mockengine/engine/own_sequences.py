@@ -98,7 +98,7 @@ class OwnSequences:
             moments = member.moments
             # Should it be preempted, its next output has a moment too.
             sequence.leaves_a_token = not moments.are_over
-            if sequence.is_finished or moments.are_over:
+            if sequence.is_finished or sequence.status is Status.PAUSED or moments.are_over:
                 self._let_go(sequence, held)
                 self.forget(sequence)
                 member.request.moments = None

@@ -10,7 +10,7 @@ from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.observer import Served
 from mockengine.engine.own_timing import moments_of
 from mockengine.replies.planner import Plan
-from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
+from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, EventType, FinishReason
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import PrefillStats
 
@@ -29,11 +29,13 @@ class Request:
         is_in_running_set: whether it is a row there.
         moments: when it says something, if that is not left to the engine.
         cached_tokens: tokens of the prompt that are said to have come out of the cache, if that is not left to it.
+        is_resumable: whether it is a turn of a session, after which another one may come.
+        is_queued_told: whether it has been told that it is queued, with the turn before it.
         kv_transfer: its part in prefill/decode disaggregation.
 
     """
 
-    def __init__(self, request: EngineCoreRequest, plan: Plan, now: float) -> None:
+    def __init__(self, request: EngineCoreRequest, plan: Plan, now: float, *, is_first_turn: bool = True) -> None:
         self.request_id = request.request_id
         self.client = request.client_index
         self.accepted_at = now
@@ -57,6 +59,10 @@ class Request:
         # As with a cache, the last token is always computed.
         most = self._num_prompt_tokens - 1
         self.cached_tokens = None if plan.cached_tokens is None else min(plan.cached_tokens, most)
+        self.is_resumable = request.resumable
+        self.is_queued_told = False
+        # As in vLLM, how a prompt was computed is told of the first turn of a session only.
+        self._tells_prefill = is_first_turn
         self.kv_transfer: KvTransfer | None = None
 
     @property
@@ -94,6 +100,12 @@ class Request:
         self._events = events
         self._prefill_stats = prefill_stats
 
+    def tell_scheduled(self, now: float) -> None:
+        """Have the next output tell that it was queued, if that has not been told, and that it runs since now."""
+        scheduled = EngineCoreEvent(EventType.SCHEDULED, now)
+        queued = EngineCoreEvent(EventType.QUEUED, self.accepted_at)
+        self.tell((scheduled,) if self.is_queued_told else (queued, scheduled))
+
     def advance(self, chunk_size: int) -> EngineCoreOutput:
         """Say the next tokens, at most `chunk_size` of them; the last ones come together with the finish reason."""
         count = min(chunk_size, self._ending.output_tokens - self.output_tokens)
@@ -114,8 +126,9 @@ class Request:
             error=None if finish_reason is None else self._ending.error,
             events=events,
             kv_transfer_params=self._kv_transfer_params,
-            trace_headers=self._trace_headers if is_first else None,
-            prefill_stats=self._how_prefilled() if is_first else None,
+            # Frontends that trace look at those of the last output.
+            trace_headers=self._trace_headers if is_first or finish_reason is not None else None,
+            prefill_stats=self._how_prefilled() if is_first and self._tells_prefill else None,
         )
 
     @property
@@ -131,6 +144,13 @@ class Request:
         if self._has_many_scores:
             return 0
         return -(-(self._ending.output_tokens - self.output_tokens) // chunk_size) - 1
+
+    def said(self) -> list[int]:
+        """Return the tokens said so far."""
+        tokens = self.source.tokens(self.key, 0, self.output_tokens)
+        if self._ending.last_token is not None and self.output_tokens == self._ending.output_tokens:
+            tokens[-1] = self._ending.last_token
+        return tokens
 
     def skip(self, tokens: int) -> None:
         """Count tokens as said that somebody else has said for this request."""

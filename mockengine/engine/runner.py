@@ -15,7 +15,6 @@ from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.speakers import Speakers
-from mockengine.wire.outputs import EngineCoreEvent, EventType
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
 
@@ -39,16 +38,26 @@ class Runner(Protocol):
     def num_waiting(self) -> int:
         """Requests accepted and not stepped yet."""
 
+    @property
+    def num_paused(self) -> int:
+        """Sessions that wait for input and hold something meanwhile."""
+
     def __contains__(self, request_id: str) -> bool: ...
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
         """Take in a request, which was asked for like this."""
 
+    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:
+        """Take in the next turn of a session, between two steps; `asked` has the whole prompt."""
+
+    def close(self, request_id: str) -> None:
+        """Take note that no turn of a session follows the one that is there, if there is one."""
+
     def take(self, request_id: str) -> Request | None:
-        """Remove a request, wherever it is."""
+        """Remove a request, wherever it is, and what a session of its id holds."""
 
     def take_all(self) -> list[Request]:
-        """Remove every request."""
+        """Remove every request, and what sessions hold."""
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, `now` or earlier being at once, or None while nothing can be done.
@@ -131,6 +140,11 @@ class FreeRunner:
         """Requests that came since the last step."""
         return len(self._waiting)
 
+    @property
+    def num_paused(self) -> int:
+        """None: there is nothing to hold."""
+        return 0
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self._own.requests or request_id in self._speakers
 
@@ -142,6 +156,13 @@ class FreeRunner:
         else:
             self._waiting[request.request_id] = request
             self._num_of_client[request.client] += 1
+
+    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:  # noqa: ARG002 - the interface's
+        """Take in the next turn of a session as any request: there is nothing to go on from."""
+        self.add(request, asked)
+
+    def close(self, request_id: str) -> None:
+        """Do nothing: nothing is kept for a next turn."""
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
@@ -213,8 +234,7 @@ class FreeRunner:
     def _step_together(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:
         """Let those speak who step together."""
         for request in self._waiting.values():
-            queued = EngineCoreEvent(EventType.QUEUED, request.accepted_at)
-            request.tell((queued, EngineCoreEvent(EventType.SCHEDULED, now)))
+            request.tell_scheduled(now)
         self._speakers.add(self._waiting)
         self._waiting.clear()
         steps = 1 if self._has_pace else self._speakers.most_steps(blocked, most_steps)

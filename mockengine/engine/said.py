@@ -2,11 +2,11 @@
 """What a rank says in a step, before it is encoded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mockengine.engine.requests import Request
 from mockengine.wire.batch import Rows
-from mockengine.wire.outputs import EngineCoreOutput, FinishReason
+from mockengine.wire.outputs import EngineCoreEvent, EngineCoreOutput, FinishReason
 
 
 @dataclass(slots=True)
@@ -52,3 +52,10 @@ class Spoken:
             said.outputs += what.outputs
         self.tokens += other.tokens
         self.finished += other.finished
+
+    def tell(self, request: Request, event: EngineCoreEvent) -> None:
+        """Have the last output of a request that has finished tell an event."""
+        outputs = self.said[request.client].outputs
+        for place, output in enumerate(outputs):
+            if output.request_id == request.request_id:
+                outputs[place] = replace(output, events=(*output.events, event))

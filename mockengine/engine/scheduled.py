@@ -91,33 +91,44 @@ class ScheduledRequests:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a slot, for room in the cache, or for something else."""
-        return self.scheduler.num_waiting + self.scheduler.num_skipped
+        return self.scheduler.num_waiting + self.scheduler.num_skipped - self.scheduler.num_paused
 
     def add(
         self, request: Request, asked: EngineCoreRequest, now: float, *, leaves_a_token: bool, is_blocked: bool
     ) -> None:
-        """Let a request wait for its admission from `now` on; the flags are those of its sequence."""
+        """Let a request wait for its admission from `now` on; the flags are those of its sequence.
+
+        The next turn of a session goes on with the sequence of the one before, if that is there.
+        """
         sequence = _sequence_of(request, asked, self._max_model_len)
         sequence.leaves_a_token = leaves_a_token
         sequence.is_blocked = is_blocked
         self.by_id[request.request_id] = request
-        self.sequences[request.request_id] = sequence
-        self.scheduler.add(sequence, now)
+        paused = self.sequences.setdefault(request.request_id, sequence)
+        if paused is sequence:
+            self.scheduler.add(sequence, now)
+        else:
+            self.scheduler.go_on(paused, sequence, now, at_once=request.is_queued_told)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
         request = self.by_id.pop(request_id, None)
-        if request is not None:
-            del self.sequences[request_id]
+        if self.sequences.pop(request_id, None) is not None:
             self.scheduler.abort(request_id)
             self.speakers.take(request_id)
         return request
 
+    def close(self, request_id: str) -> None:
+        """Let a session end with the turn that is there, or now if it waits for input."""
+        self.scheduler.close(request_id)
+        if request_id not in self.by_id:
+            self.sequences.pop(request_id, None)
+
     def take_all(self) -> list[Request]:
         """Remove every request."""
         requests = list(self.by_id.values())
-        for request in requests:
-            self.take(request.request_id)
+        for request_id in list(self.sequences):
+            self.take(request_id)
         return requests
 
     def say(self, result: StepResult, *, loosely: bool = False) -> Spoken:
@@ -135,9 +146,15 @@ class ScheduledRequests:
             requests[index].tell(news.events, news.prefill_stats, news.kv_transfer_params)
         spoken = self.speakers.say_loosely(requests) if loosely else self.speakers.say_of(requests)
         spoken.first_client = requests[0].client if requests else None
-        for request, _ in spoken.finished:
-            del self.by_id[request.request_id], self.sequences[request.request_id]
+        self.forget_finished(spoken)
         return spoken
+
+    def forget_finished(self, spoken: Spoken) -> None:
+        """Forget the requests that have said their last, and their sequences but for those of sessions."""
+        for request, _ in spoken.finished:
+            del self.by_id[request.request_id]
+            if self.sequences[request.request_id].is_finished:
+                del self.sequences[request.request_id]
 
     # Other instances.
 
@@ -219,8 +236,17 @@ class ScheduledRunner:
         """Requests that wait for a slot, for room in the cache, or for something else."""
         return self._requests.num_waiting
 
+    @property
+    def num_paused(self) -> int:
+        """Sessions that wait for input and hold blocks."""
+        return self._scheduler.num_paused
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests.by_id
+
+    def close(self, request_id: str) -> None:
+        """Take note that no turn of a session follows the one that is there, if there is one."""
+        self._requests.close(request_id)
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is; what is being computed for it is dropped."""
@@ -298,6 +324,7 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, max_model_len: int)
         mm_features=_features_within(asked.mm_features, num_prompt_tokens),
         skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
         kv_transfer=request.kv_transfer,
+        is_resumable=request.is_resumable,
     )
 
 

@@ -83,6 +83,7 @@ class Scheduler:
         cache: the blocks.
         running: sequences that hold blocks, in the order of their admission.
         pause_state: what is paused.
+        num_paused: sequences that wait for more of their prompt.
 
     """
 
@@ -106,13 +107,14 @@ class Scheduler:
         self.cache = cache
         self.running: list[TokenSequence] = []
         self.pause_state = PauseState.UNPAUSED
+        self.num_paused = 0
         self._config = config
         self._sequences: dict[str, TokenSequence] = {}
         self._connector = connector
         queue = PriorityQueue if config.policy == "priority" else ArrivalQueue
         self._waiting: WaitingQueue = queue()
         # They hold blocks, so they go first.
-        self._loading: WaitingQueue = queue()
+        self._holding: WaitingQueue = queue()
         self._skipped: set[TokenSequence] = set()
         self._preempted: list[TokenSequence] = []
         self._under_way: deque[Step] = deque()
@@ -126,7 +128,7 @@ class Scheduler:
     @property
     def waiting(self) -> list[TokenSequence]:
         """Sequences that wait, in the order in which they are admitted."""
-        return [*self._loading, *self._waiting]
+        return [*self._holding, *self._waiting]
 
     @property
     def num_running(self) -> int:
@@ -136,7 +138,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Sequences that wait for room."""
-        return len(self._loading) + len(self._waiting) - len(self._skipped)
+        return len(self._holding) + len(self._waiting) - len(self._skipped)
 
     @property
     def num_skipped(self) -> int:
@@ -150,9 +152,9 @@ class Scheduler:
             return True
         match self.pause_state:
             case PauseState.UNPAUSED:
-                return bool(self.running or self._waiting or self._loading)
+                return len(self.running) + len(self._waiting) + len(self._holding) > self.num_paused
             case PauseState.PAUSED_NEW:
-                return bool(self.running or self._loading)
+                return len(self.running) + len(self._holding) > self.num_paused
             case PauseState.PAUSED_ALL:
                 return False
 
@@ -223,7 +225,7 @@ class Scheduler:
         step = Step(self._last_step)
         budget = self._config.max_num_batched_tokens
         threshold = self._config.long_prefill_token_threshold
-        if not threshold or len(self.running) + len(self._waiting) + len(self._loading) <= 1:
+        if not threshold or len(self.running) + len(self._waiting) + len(self._holding) <= 1:
             threshold = budget
         if self.pause_state is not PauseState.PAUSED_ALL:
             num_preempted = len(self._preempted)
@@ -334,7 +336,7 @@ class Scheduler:
         if self._config.max_loras is not None:
             loras = {sequence.lora_request.int_id for sequence in step.sequences if sequence.lora_request}
         for sequence in self._candidates():
-            if not budget or len(self.running) >= self._config.max_num_seqs:
+            if not budget or len(self.running) + self.num_paused >= self._config.max_num_seqs:
                 break
             if sequence.is_blocked or self._must_wait(step, sequence, loras):
                 self._skipped.add(sequence)
@@ -353,15 +355,15 @@ class Scheduler:
             sequence.status = _RUNNING
         for sequence in step.loading:
             self._waiting.remove(sequence)
-            self._loading.add(sequence)
+            self._hold(sequence)
 
     def _candidates(self) -> Iterable[TokenSequence]:
         """Return who may be admitted, in order."""
-        return chain(self._loading, self._waiting) if self.pause_state is PauseState.UNPAUSED else self._loading
+        return chain(self._holding, self._waiting) if self.pause_state is PauseState.UNPAUSED else self._holding
 
     def _must_wait(self, step: Step, sequence: TokenSequence, loras: set[int]) -> bool:
         """Whether it waits for something else than room, although it is not blocked."""
-        if self._is_stale(sequence) and not sequence.drops_stale:
+        if sequence.status is Status.PAUSED or (self._is_stale(sequence) and not sequence.drops_stale):
             return True
         lora, most = sequence.lora_request, self._config.max_loras
         if lora is not None and most is not None and len(loras) >= most and lora.int_id not in loras:
@@ -547,10 +549,15 @@ class Scheduler:
             return False
         return any(sequence in step for step in self._under_way)
 
+    def _hold(self, sequence: TokenSequence) -> None:
+        """Let a sequence wait that holds blocks."""
+        self._holding.add(sequence)
+        sequence.waits_with_blocks = True
+
     def _leave_queue(self, sequence: TokenSequence) -> None:
-        transfer = sequence.kv_transfer
-        queue = self._loading if transfer is not None and transfer.is_loading else self._waiting
+        queue = self._holding if sequence.waits_with_blocks else self._waiting
         queue.remove(sequence)
+        sequence.waits_with_blocks = False
         if self._connector is not None:
             self._connector.move(sequence, FetchStage.NONE)
         self._skipped.discard(sequence)

@@ -52,6 +52,7 @@ class Status(Enum):
     WAITING = auto()
     RUNNING = auto()
     PREEMPTED = auto()
+    PAUSED = auto()
     FINISHED = auto()
 
 
@@ -73,6 +74,7 @@ class TokenSequence:
         mm_features: images and the like in its prompt, by offset.
         skip_reading_prefix_cache: it computes its whole prompt, whatever is cached.
         kv_transfer: its part in prefill/decode disaggregation, where there is a connector.
+        is_resumable: when it has said its last token it waits for more of its prompt instead of ending.
         is_blocked: it is not admitted, as while its grammar is compiled, or stays where it is, if it runs.
         leaves_a_token: its admission leaves its last token to be computed, so that its next output comes when it is
             scheduled again.
@@ -84,7 +86,8 @@ class TokenSequence:
         num_output_placeholders: output tokens that are being computed.
         num_draft_tokens: drafts that its next step verifies.
         num_preemptions: how often it lost its blocks.
-        num_cached_tokens: prompt tokens found in the cache when it was first admitted.
+        num_cached_tokens: prompt tokens found in the cache when it was first admitted, or computed when it was resumed.
+        waits_with_blocks: it waits and holds blocks, so it goes before others that wait.
         events: what happened to it since its last output.
 
     The remaining attributes belong to the scheduler and the cache.
@@ -103,6 +106,7 @@ class TokenSequence:
     mm_features: tuple[MultiModalFeature, ...] = ()
     skip_reading_prefix_cache: bool = False
     kv_transfer: KvTransfer | None = None
+    is_resumable: bool = False
     is_blocked: bool = False
     leaves_a_token: bool = False
     verifier: Verifier = NO_DRAFTS
@@ -114,6 +118,7 @@ class TokenSequence:
     num_draft_tokens: int = field(default=0, init=False)
     num_preemptions: int = field(default=0, init=False)
     num_cached_tokens: int = field(default=0, init=False)
+    waits_with_blocks: bool = field(default=False, init=False)
     events: list[EngineCoreEvent] = field(default_factory=list, init=False)
 
     # Tokens that it has when it may have no more.
@@ -137,6 +142,15 @@ class TokenSequence:
         self.num_tokens = self.num_prompt_tokens
         self.limit = self.num_prompt_tokens + self.max_tokens
         self.hashes = BlockHashes(self.tokens, self.lora_request, self.cache_salt, self.mm_features)
+
+    def continue_as(self, other: "TokenSequence") -> None:
+        """Go on, being paused, with the prompt and the limits of another one that begins with what is computed."""
+        self.num_prompt_tokens, self.num_tokens = other.num_prompt_tokens, other.num_tokens
+        self.max_tokens, self.stops_after, self.limit = other.max_tokens, other.stops_after, other.limit
+        self.tokens, self.mm_features, self.hashes = other.tokens, other.mm_features, other.hashes
+        self.is_resumable = other.is_resumable
+        self.is_blocked = other.is_blocked
+        self.status = Status.WAITING
 
     @property
     def num_output_tokens(self) -> int:

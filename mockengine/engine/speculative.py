@@ -16,8 +16,9 @@ from typing import Final
 from mockengine.engine.block_hash import Block
 from mockengine.engine.kv_cache import KVCache
 from mockengine.engine.kv_connector import KvConnector
-from mockengine.engine.scheduler import Scheduler, SchedulerConfig
+from mockengine.engine.scheduler import SchedulerConfig
 from mockengine.engine.sequences import Status, TokenSequence
+from mockengine.engine.session_scheduler import SessionScheduler
 from mockengine.engine.steps import Step, StepResult
 from mockengine.wire.outputs import EventType
 
@@ -65,7 +66,7 @@ class LookaheadCache(KVCache):
         return max(0, min(self.num_lookahead_tokens, self._max_model_len - num_tokens))
 
 
-class SpeculativeScheduler(Scheduler):
+class SpeculativeScheduler(SessionScheduler):
     """A scheduler whose decodes have drafts; every sequence must have a `verifier`."""
 
     def __init__(self, config: SchedulerConfig, cache: LookaheadCache) -> None:
@@ -144,10 +145,13 @@ class SpeculativeScheduler(Scheduler):
         padding = self._num_spec_tokens
         if self._has_prefill or sequence.leaves_a_token or padding >= threshold:
             return 0
-        # Whole blocks are hit, so others cannot have a single token left.
-        if (sequence.num_tokens - 1) % self.cache.block_size:
+        if self._goes_on(sequence):
+            computed = sequence.num_computed_tokens
+        elif (sequence.num_tokens - 1) % self.cache.block_size:
+            # Whole blocks are hit, so such a one cannot have a single token left.
             return 0
-        computed = len(self.cache.find(sequence)) * self.cache.block_size
+        else:
+            computed = len(self.cache.find(sequence)) * self.cache.block_size
         has_decodes = len(step.sequences) > len(step.new) + len(step.resumed)
         is_alone = sequence.num_tokens - computed == 1 and (has_decodes or computed > 0)
         return padding if is_alone and computed + padding + 2 <= self._config.max_model_len else 0
@@ -214,7 +218,7 @@ def make_scheduler(
     enable_prefix_caching: bool,
     enable_kv_cache_events: bool,
     connector: KvConnector | None = None,
-) -> Scheduler:
+) -> SessionScheduler:
     """Return a scheduler with a cache of its own, which knows of drafts if there are any; raises as the scheduler.
 
     One that knows of drafts knows of no other instances.
@@ -226,7 +230,7 @@ def make_scheduler(
             enable_prefix_caching=enable_prefix_caching,
             enable_kv_cache_events=enable_kv_cache_events,
         )
-        return Scheduler(config, cache, connector)
+        return SessionScheduler(config, cache, connector)
     ahead = LookaheadCache(
         num_gpu_blocks,
         block_size,

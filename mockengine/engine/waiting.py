@@ -25,6 +25,9 @@ class WaitingQueue(Protocol):
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""
 
+    def note_arrival(self, sequence: TokenSequence, arrival_time: float) -> None:
+        """Set when one has arrived that is here already."""
+
 
 class ArrivalQueue:
     """First come, first served."""
@@ -51,6 +54,10 @@ class ArrivalQueue:
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""
         del self._sequences[sequence]
+
+    def note_arrival(self, sequence: TokenSequence, arrival_time: float) -> None:
+        """Set when one has arrived that is here already, and keeps its place."""
+        sequence.arrival_time = arrival_time
 
 
 _Rank: TypeAlias = tuple[int, float, str]
@@ -84,3 +91,9 @@ class PriorityQueue:
     def remove(self, sequence: TokenSequence) -> None:
         """Remove one, wherever it is."""
         del self._sequences[bisect_left(self._sequences, _rank(sequence), key=_rank)]
+
+    def note_arrival(self, sequence: TokenSequence, arrival_time: float) -> None:
+        """Set when one has arrived that is here already, and put it where it then belongs."""
+        self.remove(sequence)
+        sequence.arrival_time = arrival_time
+        self.add(sequence)

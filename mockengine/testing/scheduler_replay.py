@@ -13,17 +13,19 @@ import argparse
 import gzip
 import json
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mockengine.engine.drafts import Acceptance, DraftCounts, Drafts, SpeculationConfig
+from mockengine.engine.drafts import DraftCounts, Drafts, SpeculationConfig
 from mockengine.engine.kv_connector import KvConnector
 from mockengine.engine.kv_transfer import KvTransfer
 from mockengine.engine.scheduler import PauseState, SchedulerConfig
-from mockengine.engine.sequences import TokenSequence
+from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.speculative import make_scheduler
 from mockengine.engine.steps import Pipeline, Progress, Step, StepResult
+from mockengine.testing.replayed_reply import DraftedReply, RecordedAcceptance, Reply
 from mockengine.wire.kv_events import AllBlocksCleared, BlockHash, BlockRemoved, BlockStored, KVCacheEvent
 from mockengine.wire.outputs import EventType, FinishReason
 from mockengine.wire.requests import LoraRequest, MultiModalFeature
@@ -31,84 +33,6 @@ from mockengine.wire.requests import LoraRequest, MultiModalFeature
 Json = Any
 _LETTERS = {EventType.QUEUED: "Q", EventType.SCHEDULED: "S", EventType.PREEMPTED: "P"}
 _MOST_STEPS = 3000
-
-
-class _Reply:
-    """The outputs of one request as they really came."""
-
-    def __init__(self, index: int, prompt: Sequence[int], stops: Sequence[int], max_tokens: int) -> None:
-        self._index = index
-        self._stops = frozenset(stops)
-        self._max_tokens = max_tokens
-        self._num_sampled = 0
-        self.all_tokens = list(prompt)
-        self.num_prompt_tokens = len(prompt)
-        self.under_way: list[list[int]] = []
-
-    def _token(self, n: int) -> int:
-        return 10_000 + (37 * self._index + n) % 5_000
-
-    def read(self, start: int, count: int) -> Sequence[int]:
-        """Return tokens by position."""
-        return self.all_tokens[start : start + count]
-
-    def sample(self, count: int) -> None:
-        """Draw the tokens of a step that has begun."""
-        self.under_way.append([self._token(self._num_sampled + ahead) for ahead in range(count)])
-        self._num_sampled += count
-
-    def arrive(self) -> None:
-        """Take in the tokens of the oldest step under way."""
-        self.all_tokens += self.under_way.pop(0)
-
-    def settle(self, num_tokens: int) -> None:
-        """Take back what the scheduler has dropped: it has so many tokens, prompt included."""
-        del self.all_tokens[num_tokens:]
-
-    def stop_reason(self, token: int) -> int | None:
-        """Return the token if it ends the reply."""
-        return token if token in self._stops else None
-
-    def stops_after(self) -> int:
-        """Return the number of outputs with which it ends, as things stand."""
-        outputs = len(self.all_tokens) - self.num_prompt_tokens
-        ahead = [token for tokens in self.under_way for token in tokens]
-        ahead += [self._token(self._num_sampled + n) for n in range(self._max_tokens - outputs - len(ahead))]
-        stop = next((place for place, token in enumerate(ahead, 1) if token in self._stops), self._max_tokens)
-        return min(outputs + stop, self._max_tokens)
-
-
-class _DraftedReply(_Reply):
-    """A reply that comes in outputs of one token and the accepted drafts; all its tokens are known by position."""
-
-    def __init__(self, index: int, prompt: Sequence[int], stops: Sequence[int], max_tokens: int) -> None:
-        super().__init__(index, prompt, stops, max_tokens)
-        self._reply = [self._token(n) for n in range(max_tokens)]
-        self.all_tokens += self._reply
-
-    def sample(self, count: int) -> None:
-        """Do nothing: what is sampled is known."""
-
-    def arrive(self) -> None:
-        """Do nothing likewise."""
-
-    def settle(self, num_tokens: int) -> None:
-        """Do nothing likewise."""
-
-    def stops_after(self) -> int:
-        """Return the number of outputs with which it ends."""
-        stops = (place for place, token in enumerate(self._reply, 1) if token in self._stops)
-        return next(stops, self._max_tokens)
-
-
-class _RecordedAcceptance(Acceptance):
-    """Accepts as many drafts as when the scenarios were recorded; the key is the index of the request."""
-
-    def draw(self, key: int, start: int, count: int) -> bytes:
-        """Return the number of accepted drafts for outputs from a position on."""
-        most = self.num_spec_tokens
-        mixed = (31 * key + 17 * n + n * n // 3 for n in range(start, start + count))
-        return bytes(number % (2 * most + 3) % (most + 1) for number in mixed)
 
 
 class Replay:
@@ -120,7 +44,7 @@ class Replay:
         self._speculation: SpeculationConfig | None = None
         if "spec" in config:
             self._speculation = SpeculationConfig(acceptance_rates=(0.0,) * config["spec"], metrics="detailed")
-            self._acceptance = _RecordedAcceptance(self._speculation.acceptance_rates)
+            self._acceptance = RecordedAcceptance(self._speculation.acceptance_rates)
             self._counts = DraftCounts(config["spec"])
         limits = SchedulerConfig(
             max_num_seqs=config["seqs"],
@@ -142,8 +66,11 @@ class Replay:
         )
         self._cache = self._scheduler.cache
         self._pipeline = Pipeline(self._scheduler, 2 if config["async_sched"] else 1)
-        self._replies: dict[TokenSequence, _Reply] = {}
+        self._replies: dict[TokenSequence, Reply] = {}
         self._drafts: dict[str, Drafts] = {}
+        # Sessions by id, each with what has come while it could not be taken in; None is its end.
+        self._sessions: dict[str, tuple[TokenSequence, deque[Json]]] = {}
+        self._num_added = 0
         self._num_blocks: dict[TokenSequence, int] = {}
         self._notes: list[Json] = []
         self._names: dict[BlockHash, int] = {}
@@ -168,8 +95,13 @@ class Replay:
     def _apply(self, what: str, argument: Json) -> None:
         match what:
             case "add":
-                self._add(argument)
+                self._num_added += 1
+                if argument["id"] in self._sessions:
+                    self._hear(*self._sessions[argument["id"]], argument)
+                else:
+                    self._add(argument)
             case "abort":
+                self._sessions.pop(argument, None)
                 self._scheduler.abort(argument)
             case "reset":
                 self._notes.append(["reset", self._scheduler.reset_prefix_cache(bool(argument))])
@@ -180,18 +112,30 @@ class Replay:
 
     def _add(self, request: Mapping[str, Json]) -> None:
         prompt, index = request["prompt"], len(self._replies)
-        max_tokens = max(1, min(request["max_tokens"], self._max_model_len - len(prompt)))
-        kind = _Reply if self._speculation is None else _DraftedReply
-        reply = kind(index, prompt, request.get("stop", ()), max_tokens)
-        lora = request.get("lora")
-        sequence = TokenSequence(
+        kind = Reply if self._speculation is None else DraftedReply
+        reply = kind(index, prompt, request.get("stop", ()), self._max_tokens(request, len(prompt)))
+        sequence = self._sequence(request, reply)
+        if self._speculation is not None:
+            drafts = Drafts(self._speculation, self._acceptance, self._counts, index)
+            sequence.verifier = self._drafts[sequence.request_id] = drafts
+        self._replies[sequence] = reply
+        if sequence.is_resumable:
+            self._sessions[sequence.request_id] = sequence, deque()
+        self._scheduler.add(sequence)
+
+    def _max_tokens(self, request: Mapping[str, Json], num_prompt_tokens: int) -> int:
+        return max(1, min(int(request["max_tokens"]), self._max_model_len - num_prompt_tokens))
+
+    def _sequence(self, request: Mapping[str, Json], reply: Reply) -> TokenSequence:
+        lora, num_prompt_tokens = request.get("lora"), reply.num_prompt_tokens
+        return TokenSequence(
             request_id=request["id"],
-            num_prompt_tokens=len(prompt),
-            max_tokens=max_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=self._max_tokens(request, num_prompt_tokens),
             stops_after=reply.stops_after(),
             tokens=reply.read,
             priority=request.get("priority", 0),
-            arrival_time=float(index),
+            arrival_time=float(self._num_added),
             lora_request=LoraRequest(f"lora{lora}", lora, f"/lora{lora}") if lora else None,
             cache_salt=request.get("salt"),
             mm_features=tuple(
@@ -200,12 +144,43 @@ class Replay:
             ),
             skip_reading_prefix_cache=request.get("skip", False),
             kv_transfer=self.kv_transfer(request),
+            is_resumable=request.get("resumable", False),
         )
-        if self._speculation is not None:
-            drafts = Drafts(self._speculation, self._acceptance, self._counts, index)
-            sequence.verifier = self._drafts[sequence.request_id] = drafts
-        self._replies[sequence] = reply
-        self._scheduler.add(sequence)
+
+    # Sessions.
+
+    def _hear(self, sequence: TokenSequence, heard: deque[Json], request: Json) -> None:
+        """Take in more of a session, or that no more comes."""
+        if sequence.status is Status.PAUSED:
+            self._go_on(sequence, heard, request, at_once=False)
+            return
+        heard.append(request)
+        if len(heard) == 1 and not request.get("resumable", False):
+            self._scheduler.close(sequence.request_id)
+
+    def _go_on(self, sequence: TokenSequence, heard: deque[Json], request: Json, *, at_once: bool) -> None:
+        if not request.get("resumable", False):
+            self._scheduler.close(sequence.request_id)
+            return
+        reply = self._replies[sequence]
+        kept = sequence.num_tokens - 1
+        max_tokens = self._max_tokens(request, kept + len(request["prompt"]))
+        reply.go_on(kept, request["prompt"], request.get("stop", ()), max_tokens)
+        self._scheduler.go_on(sequence, self._sequence(request, reply), at_once=at_once)
+        if heard and not heard[0].get("resumable", False):
+            self._scheduler.close(sequence.request_id)
+
+    def _go_on_at_once(self, request_id: str) -> str:
+        """Let a session go on of which more has come, and return what it then tells; forget it if it has ended."""
+        if request_id not in self._sessions:
+            return ""
+        sequence, heard = self._sessions[request_id]
+        if sequence.is_finished:
+            del self._sessions[request_id]
+        elif sequence.status is Status.PAUSED and heard:
+            self._go_on(sequence, heard, heard.popleft(), at_once=True)
+            return _LETTERS[EventType.QUEUED]
+        return ""
 
     def kv_transfer(self, request: Mapping[str, Json]) -> KvTransfer | None:  # noqa: ARG002 - for those who have one
         """Return a request's part in disaggregation, which a scenario alone does not tell."""
@@ -216,6 +191,10 @@ class Replay:
         step, is_due = self._pipeline.start()
         scheduled = self._scheduled(step) if step is not None else []
         result = self._finish() if is_due else None
+        outputs = [self._output(progress) for progress in result] if result is not None else []
+        for output in outputs:
+            # That more of a session is queued is told with what it has said before.
+            output[2] += self._go_on_at_once(output[0])
         scheduler = self._scheduler
         row: dict[str, Json] = {
             "step": self._step,
@@ -224,7 +203,7 @@ class Replay:
             "running": [sequence.request_id for sequence in scheduler.running],
             "waiting": [sequence.request_id for sequence in scheduler.waiting],
             "used_blocks": self._cache.num_used_blocks,
-            "outputs": [self._output(progress) for progress in result] if result is not None else [],
+            "outputs": outputs,
             "stats": None,
             "prefix": None,
         }

@@ -107,6 +107,8 @@ class EngineCoreOutput:
         events: with the first output QUEUED and SCHEDULED.
         prefill_stats: with the first output of a request only.
         trace_headers: those of the request.
+        mm_cache_miss_hashes: with ERROR, items that were named without data and are not known here; left out where the
+            frontend's line does not know it.
         spec_decode_metrics: in the last output; left out where the frontend's line does not know it.
         error: with ERROR; left out where the frontend's line does not know it.
 
@@ -124,6 +126,7 @@ class EngineCoreOutput:
     prompt_token_id_logprobs: Tensor | None = None
     trace_headers: Mapping[str, str] | None = None
     prefill_stats: PrefillStats | None = None
+    mm_cache_miss_hashes: Sequence[str] = ()
     spec_decode_metrics: SpecDecodeMetrics | None = None
     error: RequestError | None = None
 
@@ -286,6 +289,8 @@ def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
         yield "stop_reason", output.stop_reason
     if output.kv_transfer_params is not None:
         yield "kv_transfer_params", dict(output.kv_transfer_params)
+    if output.mm_cache_miss_hashes:
+        yield "mm_cache_miss_hashes", list(output.mm_cache_miss_hashes)
     if output.error is not None:
         yield "error", asdict(output.error)
 
@@ -429,6 +434,7 @@ _OUTPUT_READERS: Final[Mapping[str, Callable[[Any, Sequence[bytes]], Any]]] = {
     "kv_transfer_params": lambda value, _aux: mapping(value, "kv_transfer_params"),
     "trace_headers": lambda value, _aux: mapping(value, "trace_headers"),
     "prefill_stats": lambda value, _aux: read_prefill_stats(value),
+    "mm_cache_miss_hashes": lambda value, _aux: strings(value, "mm_cache_miss_hashes"),
     "spec_decode_metrics": lambda value, _aux: _read_spec_decode_metrics(value),
     "error": lambda value, _aux: _read_error(value),
 }

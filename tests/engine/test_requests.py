@@ -126,6 +126,16 @@ def test_first_output_tells_when_it_was_queued_and_scheduled_and_how_the_prompt_
     assert all(output.events == () and output.prefill_stats is None for output in rest)
 
 
+def test_trace_headers_are_those_of_the_first_output_and_the_last() -> None:
+    rig = Rig()
+    headers = {"traceparent": "x"}
+    rig.add(request("r1", trace_headers=headers), request("r2", max_tokens=1, trace_headers=headers), request("r3"))
+    rig.run()
+    assert [output.trace_headers for output in rig.outputs("r1")] == [headers, None, None, headers]
+    assert [output.trace_headers for output in rig.outputs("r2")] == [headers]
+    assert [output.trace_headers for output in rig.outputs("r3")] == [None] * 4
+
+
 def test_requests_that_progress_in_one_step_share_one_message_per_client() -> None:
     rig = Rig(replace(CONFIG, clients=2))
     rig.add(request("a"), request("b", client=1), request("c"))

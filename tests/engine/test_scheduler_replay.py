@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler does, step by step, what vLLM's own did: 200 recorded workloads (docs/fidelity.md)."""
+"""The scheduler does, step by step, what vLLM's own did: 260 recorded workloads (docs/fidelity.md)."""
 
 import json
 from pathlib import Path
@@ -12,6 +12,7 @@ from mockengine.testing.scheduler_replay import main, read, replay
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 SCENARIOS = read(FIXTURES / "scheduler_traces.json.gz")
 SPECULATIVE = read(FIXTURES / "speculative_traces.json.gz")
+SESSIONS = read(FIXTURES / "session_traces.json.gz")
 
 
 def test_all_of_vllm_is_there_that_was_recorded() -> None:
@@ -33,7 +34,23 @@ def test_drafts_were_recorded_with_all_that_can_become_of_them() -> None:
     assert any(drafts < config["spec"] for config, row in rows for drafts in row["drafts"].values())
 
 
-@pytest.mark.parametrize("scenario", [*SCENARIOS, *SPECULATIVE], ids=lambda scenario: str(scenario["name"]))
+def test_sessions_were_recorded_with_all_that_can_become_of_them() -> None:
+    rows = [row for scenario in SESSIONS for row in scenario["trace"]]
+    assert (len(SESSIONS), len(rows)) == (60, 5_947)
+    assert sum(scenario["config"]["async_sched"] for scenario in SESSIONS) > 20
+    assert sum(bool(row["preempted"]) for row in rows) >= 20
+    goes_on = [
+        kind == "new" and computed > 0 for row in rows for name, kind, _, computed, _ in row["sched"] if "s" in name
+    ]
+    assert sum(goes_on) > 600
+    # Turns that waited for the end of another one, and sessions that waited for input.
+    assert (
+        sum("Q" in events and finish is not None for row in rows for _, _, events, finish, *_ in row["outputs"]) > 500
+    )
+    assert sum(bool(row["stats"] and row["stats"][2]) for row in rows) > 500
+
+
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *SPECULATIVE, *SESSIONS], ids=lambda scenario: str(scenario["name"]))
 def test_every_step_is_that_of_vllm(scenario: dict[str, Any]) -> None:
     trace = replay(scenario)
     for step, (ours, recorded) in enumerate(zip(trace, scenario["trace"], strict=False)):

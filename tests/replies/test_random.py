@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.random import RandomTokens
 from mockengine.replies.vocabulary import Vocabulary
-from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
 from mockengine.wire.sampling import SamplingParams
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -70,10 +70,19 @@ def test_same_prompt_has_the_same_key_whatever_its_id() -> None:
         {"prompt_token_ids": array("I", [1, 2, 4])},
         {"sampling_params": SamplingParams(seed=0)},
         {"request_id": "1_cmpl-1"},
+        {"mm_features": (MultiModalFeature("image", "lora:x", 0, 1, "x", has_data=True),)},
     ],
 )
 def test_another_prompt_seed_or_child_has_another_key(other: dict[str, object]) -> None:
     assert reply_key(_request(**other), 0, SeedScope.PROMPT) != reply_key(_request(), 0, SeedScope.PROMPT)
+
+
+def test_an_image_counts_by_its_hash_whether_its_data_come_or_not() -> None:
+    def key(mm_hash: str, *, has_data: bool) -> int:
+        feature = MultiModalFeature("image", "i", 0, 1, mm_hash, has_data)
+        return reply_key(_request(mm_features=(feature,)), 0, SeedScope.PROMPT)
+
+    assert key("x", has_data=True) == key("x", has_data=False) != key("y", has_data=True)
 
 
 def test_children_of_one_prompt_differ_and_reproduce() -> None:

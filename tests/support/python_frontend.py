@@ -34,6 +34,9 @@ _TORCH: Final = "torch==2.13.0"
 _WITHOUT: Final = frozenset({"torch", "torchaudio", "torchvision", "torchcodec", "intel-openmp"})
 """Requirements left out: torch is installed first, the others serve models, which nobody runs here."""
 
+_TORCHVISION: Final = "torchvision==0.28.0"
+"""What prepares images, of the same release as torch."""
+
 _REMOVED: Final = "triton"
 """A GPU compiler of 1 GB that others pull in and nothing here imports."""
 
@@ -67,6 +70,28 @@ def python_frontend(*, report: Callable[[str], None] | None = None) -> Path:
             _build(environment, report or _ignore)
             (environment / "complete").touch()
     return _python_of(environment)
+
+
+def torchvision_beside(python: Path) -> Path:
+    """Return a folder that lets a frontend of this environment prepare images when its PYTHONPATH names it.
+
+    The package is for a torch with CUDA, which most indexes have alone. Its Python code does without, but for a module
+    that describes operators which are not there, and is emptied.
+
+    Raises:
+        EnvironmentBuildError: it could not be installed.
+
+    """
+    home = python.parent.parent.parent
+    folder = home / f"{_TORCHVISION.replace('==', '-')}-{sys.implementation.cache_tag}"
+    with exclusive_lock(folder.with_name(folder.name + ".lock")):
+        if not (folder / "complete").exists():
+            if folder.exists():
+                shutil.rmtree(folder)
+            _pip(python.parent.parent, "install", "--no-deps", "--target", str(folder), _TORCHVISION)
+            (folder / "torchvision" / "_meta_registrations.py").write_text("")
+            (folder / "complete").touch()
+    return folder
 
 
 def select_requirements(requirements: Iterable[str]) -> list[str]:

@@ -166,6 +166,25 @@ def test_unknown_tail_of_a_longer_request_is_ignored(layout: dict[str, Any]) -> 
         assert read_array([*items, *tail]) == replace(read_array(items), items=len(items) + len(tail))
 
 
+def test_sounds_with_their_data_beside_the_request_are_read() -> None:
+    field = {"data": ["float32", [1, 4], 1], "field": ["batched", {"keep_on_cpu": False}]}
+    sound = {
+        "data": {"input_audio_features": field, "feature_attention_mask": field | {"data": ["bool", [2, 2], 2]}},
+        "modality": "audio",
+        "identifier": "i",
+        "mm_position": {"offset": 1, "length": 2, "is_embed": ["bool", [2], msgpack.ExtType(3, b"\1\1")]},
+        "mm_hash": "h",
+    }
+    payload = msgpack.packb(["r", [7, 8, 8], [sound, sound | {"data": None}], SAMPLING])
+    message = read_message([b"\x00", payload, bytes(16), bytes(4)], 0)
+    assert isinstance(message, Add)
+    assert [(each.modality, each.has_data) for each in message.request.mm_features] == [
+        ("audio", True),
+        ("audio", False),
+    ]
+    assert message.request.num_prompt_tokens == 3
+
+
 def test_old_layout_is_told_by_the_int_at_position_10_whatever_the_length() -> None:
     everything_old = list(OLD_LAYOUT.values())
     assert len(everything_old) == 21
@@ -278,13 +297,14 @@ OUTPUT_HEAD: Final = [
     "events",
     "kv_transfer_params",
 ]
-OUTPUT_DRAFTS: Final = (None, 0, None, None, "spec_decode_metrics")
+OUTPUT_MISSES: Final = (None, 0, "mm_cache_miss_hashes")
+OUTPUT_DRAFTS: Final = (*OUTPUT_MISSES, None, "spec_decode_metrics")
 OUTPUT_SAID: Final[dict[str, list[Any]]] = {
     "0.19": [*OUTPUT_HEAD, "trace_headers", "num_cached_tokens", "num_external_computed_tokens"],
     "0.20": [*OUTPUT_HEAD, "trace_headers", "prefill_stats"],
     "0.21": [*OUTPUT_HEAD, "trace_headers", "prefill_stats"],
     "0.26": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
-    "0.28": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats"],
+    "0.28": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_MISSES],
     "0.29": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS],
     "0.31": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS, None, "error"],
     "0.32": [*OUTPUT_HEAD, None, "trace_headers", "prefill_stats", *OUTPUT_DRAFTS, None, "error"],
@@ -322,6 +342,7 @@ EVERYTHING: Final = EngineCoreOutput(
     kv_transfer_params={"remote": [1]},
     trace_headers={"traceparent": "00"},
     prefill_stats=PrefillStats(10, 6, 4, 3, 1, 5),
+    mm_cache_miss_hashes=("h", "i"),
     spec_decode_metrics=SpecDecodeMetrics(
         num_spec_tokens=2, histogram=(0, 1, 1), num_draft_tokens=3, per_step_accepted=(2, 1), per_step_drafted=(2, 1)
     ),
@@ -355,6 +376,7 @@ EVERYTHING_SAID: Final[dict[Any, Any]] = {
         "num_external_cached_tokens": 1,
         "num_cache_creation_tokens": 5,
     },
+    "mm_cache_miss_hashes": ["h", "i"],
     "spec_decode_metrics": {
         "num_spec_tokens": 2,
         "histogram": [0, 1, 1],
@@ -374,12 +396,14 @@ def as_known_to(line: Line, whole: StepOutputs) -> StepOutputs:
     """Return what a frontend of `line` can know of a step."""
     has_error, has_prefill = "error" in line.output_fields, "prefill_stats" in line.output_fields
     has_drafts = "spec_decode_metrics" in line.output_fields
+    has_misses = "mm_cache_miss_hashes" in line.output_fields
     outputs = tuple(
         replace(
             output,
             error=output.error if has_error else None,
             prefill_stats=output.prefill_stats if has_prefill else None,
             spec_decode_metrics=output.spec_decode_metrics if has_drafts else None,
+            mm_cache_miss_hashes=output.mm_cache_miss_hashes if has_misses else (),
         )
         for output in whole.outputs
     )
@@ -539,6 +563,7 @@ def engine_core_outputs(draw: st.DrawFn) -> EngineCoreOutput:
         kv_transfer_params=draw(st.none() | st.dictionaries(names, unsigned, max_size=2)),
         trace_headers=draw(st.none() | st.dictionaries(names, names, max_size=2)),
         prefill_stats=draw(st.none() | st.builds(PrefillStats, *[unsigned] * 6)),
+        mm_cache_miss_hashes=draw(st.lists(names, max_size=2).map(tuple)),
         spec_decode_metrics=draw(
             st.none()
             | st.builds(

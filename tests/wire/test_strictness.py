@@ -325,5 +325,5 @@ def test_notice_of_the_engine_itself_is_read_with_its_negative_id() -> None:
 
 
 def test_unknown_fields_of_a_line_are_passed_over() -> None:
-    output = ["r", [5], *[None] * 11, 0, ["hash"], {"a": 1}, None, None, None]
+    output = ["r", [5], *[None] * 11, 0, None, {"a": 1}, None, None, None]
     assert read_envelope([msgpack.packb([0, [output], None, 1.0])]) == step(ONE_TOKEN)
