@@ -96,10 +96,11 @@ class Replay:
         match what:
             case "add":
                 self._num_added += 1
+                request = {"arrival": float(self._num_added), **argument}
                 if argument["id"] in self._sessions:
-                    self._hear(*self._sessions[argument["id"]], argument)
+                    self._hear(*self._sessions[argument["id"]], request)
                 else:
-                    self._add(argument)
+                    self._add(request)
             case "abort":
                 self._sessions.pop(argument, None)
                 self._scheduler.abort(argument)
@@ -135,7 +136,7 @@ class Replay:
             stops_after=reply.stops_after(),
             tokens=reply.read,
             priority=request.get("priority", 0),
-            arrival_time=float(self._num_added),
+            arrival_time=request["arrival"],
             lora_request=LoraRequest(f"lora{lora}", lora, f"/lora{lora}") if lora else None,
             cache_salt=request.get("salt"),
             mm_features=tuple(

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.rust_frontend
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    frontend = RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, extra_args=asked.PRIORITY)
+    frontend = RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL)
     with frontend, serving(frontend, *asked.FLAGS) as stack:
         yield stack
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler does, step by step, what vLLM's own did: 260 recorded workloads (docs/fidelity.md)."""
+"""The scheduler does, step by step, what vLLM's own did: 270 recorded workloads (docs/fidelity.md)."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def test_drafts_were_recorded_with_all_that_can_become_of_them() -> None:
 
 def test_sessions_were_recorded_with_all_that_can_become_of_them() -> None:
     rows = [row for scenario in SESSIONS for row in scenario["trace"]]
-    assert (len(SESSIONS), len(rows)) == (60, 5_947)
+    assert (len(SESSIONS), len(rows)) == (70, 7_172)
     assert sum(scenario["config"]["async_sched"] for scenario in SESSIONS) > 20
     assert sum(bool(row["preempted"]) for row in rows) >= 20
     goes_on = [

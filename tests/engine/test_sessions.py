@@ -462,6 +462,21 @@ def test_sessions_that_hold_all_blocks_let_others_wait_and_not_spin(runner: str)
     assert is_empty(rig)
 
 
+@everywhere
+def test_a_client_that_does_not_read_holds_up_its_sessions_and_no_others(runner: str) -> None:
+    rig = Rig(config(runner, clients=2))
+    rig.add(turn([1]), turn([2], request_id="s2", client=1))
+    play(rig)
+    stalled = frozenset({1})
+    rig.step(stalled)
+    rig.add(turn([3]), turn([4], request_id="s2", client=1))
+    for _ in range(200):
+        rig.step(stalled)
+    assert (len(turns(rig)), len(turns(rig, "s2"))) == (2, 1)
+    play(rig)
+    assert len(turns(rig, "s2")) == 2
+
+
 # Anything else.
 
 

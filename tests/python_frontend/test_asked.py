@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.python_frontend, pytest.mark.timeout(400)]
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    frontend = PythonFrontend(python_frontend(report=print), MODEL, extra_args=asked.PRIORITY)
+    frontend = PythonFrontend(python_frontend(report=print), MODEL)
     with frontend, serving(frontend, *asked.FLAGS) as stack:
         yield stack
 

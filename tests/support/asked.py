@@ -19,9 +19,6 @@ FLAGS: Final = (
 )
 """What engines play for these requests."""
 
-PRIORITY: Final = ("--scheduling-policy=priority",)
-"""What frontends need besides."""
-
 _PLAIN: Final = (1822, 11720, 27829, 15596, 25904, 26561, 22939, 15695)
 _GOES_ON: Final = (*_PLAIN, 18772, 30191, 14614, 25181, 20431, 12994, 9167, 14163, 10297, 26602, 8703, 27755)
 _CHAT: Final = (27328, 5309, 21830, 25620, 30980, 3696, 19381, 14271)
