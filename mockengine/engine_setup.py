@@ -12,6 +12,7 @@ from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
 from mockengine.lengths import LengthError, read_histogram, read_output_length
+from mockengine.replies.forms import FormError, ToolCallForm, load_form
 from mockengine.replies.key import SeedScope
 from mockengine.replies.length import (
     LengthDraw,
@@ -102,8 +103,16 @@ def _replies(settings: Settings) -> RepliesConfig:
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
         writer=None if tokenizer is None else StructuredWriter(tokenizer),
+        tool_call_form=_tool_call_form(settings),
         wishes=[Steering(settings.vocab_size if tokenizer is None else tokenizer.vocab_size, is_on=settings.steering)],
     )
+
+
+def _tool_call_form(settings: Settings) -> ToolCallForm:
+    try:
+        return load_form(settings.tool_call_form)
+    except FormError as error:
+        raise SetupError(f"tool_call_form: {error}") from error
 
 
 def _output_length(settings: Settings) -> LengthDraw | None:

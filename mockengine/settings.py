@@ -23,6 +23,7 @@ from mockengine.settings_types import (
     Address,
     Allowed,
     BlockSize,
+    FormName,
     Host,
     Milliseconds,
     OptionalEndpoint,
@@ -358,6 +359,13 @@ class Settings(BaseSettings):
         ),
     )
 
+    tool_call_form: FormName = Field(
+        default="hermes",
+        description=(
+            "How tool calls are written: the name of the frontend's parser, or a file with a form of your own; a reply "
+            "needs tokenizer for it."
+        ),
+    )
     steering: bool = Field(
         default=True,
         description=(

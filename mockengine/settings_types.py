@@ -201,6 +201,11 @@ OptionalPath = Annotated[
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
 ]
+FormName = Annotated[
+    str,
+    Allowed("hermes, llama3_json, mistral, qwen3_coder or the path of a file, *.toml"),
+    AfterValidator(_check_path),
+]
 OptionalModel = Annotated[
     str | None,
     Allowed(f"path of a folder or a file, of at most {_MAX_PATH_BYTES} bytes"),

@@ -44,6 +44,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+    "tool_call_form": st.sampled_from(["hermes", "/etc/form.toml"]),
     "output_length": st.sampled_from(["max_tokens", "17", "uniform:1:9", "normal:99.5:0", "histogram:lengths.txt"]),
     # Words need a tokenizer.
     "reply_source": st.sampled_from(["random", "echo"]),

@@ -2,7 +2,7 @@
 """How a request is answered: with which tokens, how many of them, and why they end there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -11,10 +11,12 @@ from mockengine.replies.asked import Asked, ReplyError
 from mockengine.replies.choices import Choice, Choices
 from mockengine.replies.constrained import constrained_tokens
 from mockengine.replies.ending import Ending, RepetitionRule, listed_ending, natural_ending
+from mockengine.replies.forms import ToolCallForm, load_form
 from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.length import LengthDraw
 from mockengine.replies.listed import ListedTokens
 from mockengine.replies.logprobs import MAX_SCORES, TokenScorer
+from mockengine.replies.reasoning import begins_with_reasoning, reasoned
 from mockengine.replies.scores import ReplyScores, wants_scores
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
@@ -51,6 +53,7 @@ class RepliesConfig:
         tokenizer: the model's; None where text is of no interest.
         writer: of replies under constraints, with that tokenizer.
         wishes: who may want something of a reply, those first that others leave the rest to.
+        tool_call_form: how tool calls are written.
 
     """
 
@@ -63,6 +66,7 @@ class RepliesConfig:
     tokenizer: Tokenizer | None = None
     writer: StructuredWriter | None = None
     wishes: Sequence[WishSource] = ()
+    tool_call_form: ToolCallForm = field(default_factory=load_form)
 
 
 @keyword_record
@@ -142,7 +146,7 @@ class Planner:
             return _NOTHING, Ending(0)
         choice = self._choices.of(params)
         if wish.says_something:
-            said, ending = told(params, choice.permitted(self._wanted(wish)), min(most, _MOST_LISTED), wish)
+            said, ending = told(params, choice.permitted(self._wanted(asked, wish)), min(most, _MOST_LISTED), wish)
             return ListedTokens(said), ending
         listed = self._listed(asked, min(most, _MOST_LISTED), choice, wish)
         if listed is not None:
@@ -200,11 +204,11 @@ class Planner:
 
     # Which tokens.
 
-    def _wanted(self, wish: Wish) -> Sequence[int]:
+    def _wanted(self, asked: Asked, wish: Wish) -> Sequence[int]:
         """Return the tokens that somebody wants to be said, without an end.
 
         Raises:
-            ReplyError: a text is wanted, and there is no tokenizer.
+            ReplyError: a text is wanted, and there is no tokenizer, or it cannot be written.
 
         """
         if wish.token_ids is not None:
@@ -213,7 +217,10 @@ class Planner:
             raise ReplyError(
                 "this engine has no tokenizer to say a text with (set tokenizer to the folder of the frontend's model)"
             )
-        return self._config.tokenizer.encode(wish.text or "")
+        text = self._config.tool_call_form.said(wish.text or "", wish.tool_calls or ())
+        if wish.reasoning is not None:
+            text = reasoned(wish.reasoning, opens=not begins_with_reasoning(asked, self._config.tokenizer)) + text
+        return self._config.tokenizer.encode(text)
 
     def _listed(self, asked: Asked, most: int, choice: Choice, wish: Wish) -> list[int] | None:
         """Return the tokens of a reply that is known from the start, up to its end; None is a random one."""
