@@ -26,6 +26,8 @@ from mockengine.replies.planner import RepliesConfig, ReplyKind
 from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
+from mockengine.replies.tools import ToolCalling
+from mockengine.replies.wish import WishSource
 from mockengine.settings import Settings
 from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
 from mockengine.wire.handshake import Init
@@ -94,6 +96,7 @@ def _replies(settings: Settings) -> RepliesConfig:
             raise SetupError(f"tokenizer: {error}") from error
         if settings.reply_source == "words" and not tokenizer.word_ids:
             raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
+    writer = None if tokenizer is None else StructuredWriter(tokenizer)
     return RepliesConfig(
         vocab_size=settings.vocab_size,
         seed=settings.seed,
@@ -102,10 +105,18 @@ def _replies(settings: Settings) -> RepliesConfig:
         output_length=_output_length(settings),
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
-        writer=None if tokenizer is None else StructuredWriter(tokenizer),
+        writer=writer,
         tool_call_form=_tool_call_form(settings),
-        wishes=[Steering(settings.vocab_size if tokenizer is None else tokenizer.vocab_size, is_on=settings.steering)],
+        wishes=_wishes(settings, tokenizer, writer),
     )
+
+
+def _wishes(settings: Settings, tokenizer: Tokenizer | None, writer: StructuredWriter | None) -> list[WishSource]:
+    vocab_size = settings.vocab_size if tokenizer is None else tokenizer.vocab_size
+    wishes: list[WishSource] = [Steering(vocab_size, is_on=settings.steering)]
+    if tokenizer is not None and writer is not None and settings.tool_call_probability:
+        wishes.append(ToolCalling(settings.tool_call_probability, writer, tokenizer))
+    return wishes
 
 
 def _tool_call_form(settings: Settings) -> ToolCallForm:

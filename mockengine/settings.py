@@ -366,6 +366,15 @@ class Settings(BaseSettings):
             "needs tokenizer for it."
         ),
     )
+    tool_call_probability: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description=(
+            "How often a tool is called where the client leaves it to the model, tool_choice auto; tools are looked "
+            "for in the prompt, with tokenizer."
+        ),
+    )
     steering: bool = Field(
         default=True,
         description=(

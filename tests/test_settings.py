@@ -81,6 +81,7 @@ _NEEDED: dict[str, dict[str, object]] = {
     "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
     "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
+    "tool_call_probability": {"tokenizer": "/models/mock"},
     **{name: {"spec_tokens": 3} for name in ("acceptance_rate", "per_request_spec_decode_metrics")},
     **{
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}

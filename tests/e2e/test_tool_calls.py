@@ -19,7 +19,7 @@ PARSERS = ["hermes", "llama3_json", "mistral", "qwen3_coder"]
 def parsing(request: pytest.FixtureRequest) -> Iterator[Stack]:
     """A frontend with each of the parsers, and an engine that writes its form."""
     flags = (f"--tool-call-parser={request.param}",)
-    engine_flags = (f"--tokenizer={MODEL}", f"--tool-call-form={request.param}")
+    engine_flags = (f"--tokenizer={MODEL}", f"--tool-call-form={request.param}", "--tool-call-probability=1")
     frontend = RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, extra_args=flags)
     with frontend, serving(frontend, *engine_flags) as stack:
         yield stack
@@ -29,3 +29,7 @@ def parsing(request: pytest.FixtureRequest) -> Iterator[Stack]:
 def test_arguments_arrive_as_they_were_asked_for(parsing: Stack, calls: int) -> None:
     for stream in (False, True):
         tool_checks.calls_arrive(parsing, tool_checks.CALLS[:calls], stream=stream)
+
+
+def test_a_tool_is_called_where_it_is_left_to_the_model(parsing: Stack) -> None:
+    tool_checks.tools_are_called_by_themselves(parsing)

@@ -5,6 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
+
 from tests.support.stack import MODEL_NAME, Stack
 
 QUESTION: Any = [{"role": "user", "content": "What is the weather?"}]
@@ -39,7 +41,8 @@ def called(
 ) -> list[dict[str, Any]]:
     """Return the calls that a client gets, with their arguments read, and the content if it is more than space."""
     extra = {"vllm_xargs": asked} if asked else {}
-    given: dict[str, Any] = {"model": MODEL_NAME, "messages": QUESTION, "tools": [WEATHER], "extra_body": extra, **body}
+    given: dict[str, Any] = {"messages": QUESTION, "tools": [WEATHER], "extra_body": extra, **body}
+    given["model"] = MODEL_NAME
     with stack.client() as client:
         if not stream:
             choice = client.chat.completions.create(**given).choices[0]
@@ -64,6 +67,35 @@ def called(
 def calls_arrive(stack: Stack, calls: Sequence[dict[str, Any]], *, stream: bool) -> None:
     asked = {"mock": json.dumps({"tool_calls": calls})}
     assert called(stack, asked, stream=stream) == list(calls)
+
+
+def tools_are_called_by_themselves(stack: Stack) -> None:
+    """With probability 1: by all whose client leaves it to the model, but not when it gives a result."""
+    for question in ("What is the weather?", "And tomorrow?"):
+        messages = [{"role": "user", "content": question}]
+        calls = called(stack, tool_choice="auto", messages=messages)
+        assert [call["name"] for call in calls] == ["get_weather"]
+        jsonschema.validate(calls[0]["arguments"], WEATHER["function"]["parameters"])
+    answered: Any = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    with stack.client() as client:
+        answer = client.chat.completions.create(model=MODEL_NAME, messages=answered, tools=[WEATHER], max_tokens=20)
+        plain = client.chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=20)
+    for reply in (answer, plain):
+        assert not reply.choices[0].message.tool_calls
+        assert reply.choices[0].message.content
 
 
 def _read(name: str, arguments: str) -> dict[str, Any]:
