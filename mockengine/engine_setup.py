@@ -11,7 +11,7 @@ from mockengine.engine.drafts import SpeculationConfig, even_rates
 from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
-from mockengine.lengths import LengthError, read_histogram, read_output_length
+from mockengine.lengths import LengthError, OutputLength, read_histogram, read_output_length, read_reasoning_length
 from mockengine.replies.forms import FormError, ToolCallForm, load_form
 from mockengine.replies.key import SeedScope
 from mockengine.replies.length import (
@@ -23,6 +23,7 @@ from mockengine.replies.length import (
     weighted_length,
 )
 from mockengine.replies.planner import RepliesConfig, ReplyKind
+from mockengine.replies.reasoning import has_marks
 from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
@@ -96,13 +97,16 @@ def _replies(settings: Settings) -> RepliesConfig:
             raise SetupError(f"tokenizer: {error}") from error
         if settings.reply_source == "words" and not tokenizer.word_ids:
             raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
+        if read_reasoning_length(settings.reasoning_length) is not None and not has_marks(tokenizer):
+            raise SetupError(f"tokenizer: {tokenizer.path} has no <think> and </think> (use reasoning_length=none)")
     writer = None if tokenizer is None else StructuredWriter(tokenizer)
     return RepliesConfig(
         vocab_size=settings.vocab_size,
         seed=settings.seed,
         seed_scope=SeedScope(settings.seed_scope),
         default_output_tokens=settings.default_output_tokens,
-        output_length=_output_length(settings),
+        output_length=_lengths("output_length", read_output_length(settings.output_length)),
+        reasoning_length=_lengths("reasoning_length", read_reasoning_length(settings.reasoning_length)),
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
         writer=writer,
@@ -126,8 +130,7 @@ def _tool_call_form(settings: Settings) -> ToolCallForm:
         raise SetupError(f"tool_call_form: {error}") from error
 
 
-def _output_length(settings: Settings) -> LengthDraw | None:
-    form = read_output_length(settings.output_length)
+def _lengths(setting: str, form: OutputLength | None) -> LengthDraw | None:
     if form is None:
         return None
     match form.name:
@@ -142,7 +145,7 @@ def _output_length(settings: Settings) -> LengthDraw | None:
     try:
         return weighted_length(*read_histogram(Path(form.file)))
     except LengthError as error:
-        raise SetupError(f"output_length: {error}") from error
+        raise SetupError(f"{setting}: {error}") from error
 
 
 def _batching(settings: Settings) -> BatchingConfig | None:

@@ -34,6 +34,7 @@ from mockengine.settings_types import (
     OptionalRates,
     OptionalTopic,
     OutputLength,
+    ReasoningLength,
     Seconds,
     Tokens,
     Unit,
@@ -359,6 +360,13 @@ class Settings(BaseSettings):
         ),
     )
 
+    reasoning_length: ReasoningLength = Field(
+        default="none",
+        description=(
+            "How many words of reasoning come before an answer, between <think> and </think>, with tokenizer; "
+            "output_length does not count them, and thinking_token_budget of a client limits them."
+        ),
+    )
     tool_call_form: FormName = Field(
         default="hermes",
         description=(
