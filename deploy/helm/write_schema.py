@@ -123,8 +123,10 @@ def _as_helm_reads_it(described: dict[str, Any], *, is_duration: bool) -> dict[s
 
 
 def _whole_numbers_below(limit: int) -> str:
-    """Return a pattern of the numbers from 0 to `limit` - 1, as alternatives; `limit` has at least two digits."""
+    """Return a pattern of the numbers from 0 to `limit` - 1, as alternatives."""
     digits = str(limit)
+    if len(digits) == 1:
+        return f"[0-{limit - 1}]"
     alternatives = [f"[0-9]{{1,{len(digits) - 1}}}"]
     for place, digit in enumerate(digits):
         lowest = 0 if place else 1

@@ -86,7 +86,7 @@ def samples(name: str) -> tuple[Values, Values]:
     bounds = {type(fact): fact for fact in field.metadata}
     low, high = bounds[Ge].ge, bounds[Le].le
     if field.annotation is float:
-        taken = ["0.5", "9.25", f"{high - 0.001:.3f}", f"{high:.1f}"]
+        taken = ["0.5", f"{0.925 * high:.3f}", f"{high - 0.001:.3f}", f"{high:.1f}"]
         texts = taken, [f"{high + 0.5:.1f}", f"{high + 1:.1f}", f"{10 * high:.1f}", "-1.5"]
         return [low, 0.25, high, *texts[0]], [low - 1, high + 0.5, "other", *texts[1]]
     return [helm_s(low), helm_s(low + 1), helm_s(high)], [low - 1, helm_s(high + 1), "other", 0.5]

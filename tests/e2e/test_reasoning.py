@@ -41,8 +41,8 @@ def test_reasoning_and_answer_are_split(thinking: Stack) -> None:
     assert len(message.content.split()) == ANSWER - 1
     assert "think>" not in message.reasoning + message.content
     assert usage.completion_tokens == len(reply.choices[0].token_ids)
-    # <think>, a newline on both sides of the words, </think>, and two newlines, which are one token.
-    assert usage.completion_tokens == WORDS + ANSWER + 5
+    # <think>, a newline on both sides of the words, </think>, and two newlines, a token each.
+    assert usage.completion_tokens == WORDS + ANSWER + 6
 
 
 @pytest.mark.parametrize("budget", [0, 5])
