@@ -8,6 +8,7 @@ import pytest
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support import tool_checks
+from tests.support.examples import run_example
 from tests.support.stack import MODEL, Stack, serving
 
 pytestmark = pytest.mark.rust_frontend
@@ -33,3 +34,7 @@ def test_arguments_arrive_as_they_were_asked_for(parsing: Stack, calls: int) -> 
 
 def test_a_tool_is_called_where_it_is_left_to_the_model(parsing: Stack) -> None:
     tool_checks.tools_are_called_by_themselves(parsing)
+
+
+def test_the_example_of_the_docs_runs(parsing: Stack) -> None:
+    run_example(parsing, "Tool calls")

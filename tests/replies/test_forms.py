@@ -9,6 +9,7 @@ from mockengine.replies.asked import ReplyError
 from mockengine.replies.forms import FormError, form_names, load_form
 from mockengine.replies.wish import ToolCall
 
+DOCS = Path(__file__).parents[2] / "docs" / "replies.md"
 CALL = ToolCall("f", {"a": 'x"y', "b": [1, True]})
 OTHER = ToolCall("g", {})
 ARGUMENTS = r'{"a": "x\"y", "b": [1, true]}'
@@ -73,6 +74,13 @@ def test_a_form_of_ones_own_is_read(tmp_path: Path) -> None:
         "begin = '<'\ncall = '${name}:${parameters}'\nparameter = '${json_name}=${json_value};'\nend = '>'\n"
     )
     assert load_form(str(path)).said("", [CALL, OTHER]) == r'<f:"a"="x\"y";"b"=[1, true];g:>'
+
+
+def test_the_form_of_the_docs_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(DOCS.read_text(encoding="utf-8").split("```toml\n", 1)[1].split("```", 1)[0])
+    said = load_form(str(path)).said("", [CALL, OTHER])
+    assert said == '<call name="f">\n<a>x"y</a>\n<b>[1, true]</b>\n</call>\n<call name="g">\n</call>'
 
 
 @pytest.mark.parametrize(
