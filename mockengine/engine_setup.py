@@ -12,7 +12,8 @@ from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
-from mockengine.lengths import LengthError, read_histogram, read_output_length
+from mockengine.lengths import LengthError, OutputLength, read_histogram, read_output_length, read_reasoning_length
+from mockengine.replies.forms import FormError, ToolCallForm, load_form
 from mockengine.replies.key import SeedScope
 from mockengine.replies.length import (
     LengthDraw,
@@ -23,9 +24,12 @@ from mockengine.replies.length import (
     weighted_length,
 )
 from mockengine.replies.planner import RepliesConfig, ReplyKind
+from mockengine.replies.reasoning import has_marks
 from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
+from mockengine.replies.tools import ToolCalling
+from mockengine.replies.wish import WishSource
 from mockengine.settings import Settings
 from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
 from mockengine.wire.handshake import Init
@@ -95,21 +99,40 @@ def _replies(settings: Settings) -> RepliesConfig:
             raise SetupError(f"tokenizer: {error}") from error
         if settings.reply_source == "words" and not tokenizer.word_ids:
             raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
+        if read_reasoning_length(settings.reasoning_length) is not None and not has_marks(tokenizer):
+            raise SetupError(f"tokenizer: {tokenizer.path} has no <think> and </think> (use reasoning_length=none)")
+    writer = None if tokenizer is None else StructuredWriter(tokenizer)
     return RepliesConfig(
         vocab_size=settings.vocab_size,
         seed=settings.seed,
         seed_scope=SeedScope(settings.seed_scope),
         default_output_tokens=settings.default_output_tokens,
-        output_length=_output_length(settings),
+        output_length=_lengths("output_length", read_output_length(settings.output_length)),
+        reasoning_length=_lengths("reasoning_length", read_reasoning_length(settings.reasoning_length)),
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
-        writer=None if tokenizer is None else StructuredWriter(tokenizer),
-        wishes=[Steering(settings.vocab_size if tokenizer is None else tokenizer.vocab_size, is_on=settings.steering)],
+        writer=writer,
+        tool_call_form=_tool_call_form(settings),
+        wishes=_wishes(settings, tokenizer, writer),
     )
 
 
-def _output_length(settings: Settings) -> LengthDraw | None:
-    form = read_output_length(settings.output_length)
+def _wishes(settings: Settings, tokenizer: Tokenizer | None, writer: StructuredWriter | None) -> list[WishSource]:
+    vocab_size = settings.vocab_size if tokenizer is None else tokenizer.vocab_size
+    wishes: list[WishSource] = [Steering(vocab_size, is_on=settings.steering)]
+    if tokenizer is not None and writer is not None and settings.tool_call_probability:
+        wishes.append(ToolCalling(settings.tool_call_probability, writer, tokenizer))
+    return wishes
+
+
+def _tool_call_form(settings: Settings) -> ToolCallForm:
+    try:
+        return load_form(settings.tool_call_form)
+    except FormError as error:
+        raise SetupError(f"tool_call_form: {error}") from error
+
+
+def _lengths(setting: str, form: OutputLength | None) -> LengthDraw | None:
     if form is None:
         return None
     match form.name:
@@ -124,7 +147,7 @@ def _output_length(settings: Settings) -> LengthDraw | None:
     try:
         return weighted_length(*read_histogram(Path(form.file)))
     except LengthError as error:
-        raise SetupError(f"output_length: {error}") from error
+        raise SetupError(f"{setting}: {error}") from error
 
 
 def _batching(settings: Settings) -> BatchingConfig | None:

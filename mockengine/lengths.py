@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the length of replies is written in a setting: `output_length`."""
+"""How lengths of replies are written in settings: `output_length` and `reasoning_length`."""
 
 import re
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Final
 FORMS: Final = (
     "max_tokens, a number of tokens, uniform:LEAST:MOST, normal:MEAN:STDDEV, lognormal:MEAN:STDDEV or histogram:FILE"
 )
+REASONING_FORMS: Final = FORMS.replace("max_tokens", "none")
 MOST: Final = 2**31 - 1
 """The longest reply, in tokens."""
 
@@ -60,6 +61,20 @@ def read_output_length(text: str) -> OutputLength | None:
     if name == "uniform" and within(second) < first:
         raise LengthError(f"the least length, {first:g}, is above the most, {second:g}")
     return OutputLength(name, first, second)
+
+
+def read_reasoning_length(text: str) -> OutputLength | None:
+    """Read how many tokens reasoning has; None is for `none` and 0.
+
+    Raises:
+        LengthError: none of `REASONING_FORMS`, or figures that make no sense.
+
+    """
+    if text in ("none", "0"):
+        return None
+    if text == "max_tokens":
+        raise LengthError(f"it is none of {REASONING_FORMS}")
+    return read_output_length(text)
 
 
 def read_histogram(path: Path) -> tuple[list[int], list[float]]:

@@ -23,6 +23,7 @@ from mockengine.settings_types import (
     Address,
     Allowed,
     BlockSize,
+    FormName,
     Host,
     Milliseconds,
     OptionalEndpoint,
@@ -33,6 +34,7 @@ from mockengine.settings_types import (
     OptionalRates,
     OptionalTopic,
     OutputLength,
+    ReasoningLength,
     Seconds,
     Tokens,
     Unit,
@@ -373,6 +375,29 @@ class Settings(BaseSettings):
         ),
     )
 
+    reasoning_length: ReasoningLength = Field(
+        default="none",
+        description=(
+            "How many words of reasoning come before an answer, between <think> and </think>, with tokenizer; "
+            "output_length does not count them, and thinking_token_budget of a client limits them."
+        ),
+    )
+    tool_call_form: FormName = Field(
+        default="hermes",
+        description=(
+            "How tool calls are written: the name of the frontend's parser, or a file with a form of your own; a reply "
+            "needs tokenizer for it."
+        ),
+    )
+    tool_call_probability: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description=(
+            "How often a tool is called where the client leaves it to the model, tool_choice auto; tools are looked "
+            "for in the prompt, with tokenizer."
+        ),
+    )
     steering: bool = Field(
         default=True,
         description=(

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from mockengine.durations import ALLOWED_DURATIONS, LONGEST_MS, duration_ms
 from mockengine.lengths import FORMS as LENGTH_FORMS
-from mockengine.lengths import LengthError, read_output_length
+from mockengine.lengths import REASONING_FORMS, LengthError, read_output_length, read_reasoning_length
 
 MAX_RANKS: Final = 2**16
 """A rank is named on the wire by 2 bytes."""
@@ -158,6 +158,14 @@ def _check_output_length(value: str) -> str:
     return value
 
 
+def _check_reasoning_length(value: str) -> str:
+    try:
+        read_reasoning_length(value)
+    except LengthError as error:
+        raise ReasonError(str(error)) from error
+    return value
+
+
 def _check_model_path(value: str | None) -> str | None:
     return _check_path(value.rstrip("/") or value) if value else _check_path(value)
 
@@ -201,6 +209,11 @@ OptionalPath = Annotated[
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
 ]
+FormName = Annotated[
+    str,
+    Allowed("hermes, llama3_json, mistral, qwen3_coder or the path of a file, *.toml"),
+    AfterValidator(_check_path),
+]
 OptionalModel = Annotated[
     str | None,
     Allowed(f"path of a folder or a file, of at most {_MAX_PATH_BYTES} bytes"),
@@ -214,5 +227,8 @@ OptionalRates = Annotated[
 ]
 OutputLength = Annotated[
     str, Allowed(LENGTH_FORMS), Field(coerce_numbers_to_str=True), AfterValidator(_check_output_length)
+]
+ReasoningLength = Annotated[
+    str, Allowed(REASONING_FORMS), Field(coerce_numbers_to_str=True), AfterValidator(_check_reasoning_length)
 ]
 OptionalHash = Annotated[str | None, Allowed("64 digits out of 0-9 and a-f"), Field(pattern="^[0-9a-f]{64}$")]

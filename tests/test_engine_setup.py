@@ -24,6 +24,8 @@ FITTED = {"load_model": "vllm", "timing": "fitted"}
             {"output_length": "histogram:{folder}/text"},
             "output_length: .*text, line 1: 'some text' is neither",
         ),
+        ({"tool_call_form": "xml"}, "tool_call_form: xml: no such form: .*hermes, llama3_json, mistral, qwen3_coder"),
+        ({"tool_call_form": "{folder}/absent.toml"}, "tool_call_form: .*absent.toml: No such file or directory"),
         ({**FITTED, "timing_profile": "{folder}/absent"}, "timing_profile: .*absent: No such file or directory"),
         ({**FITTED, "timing_profile": "{folder}/text"}, "timing_profile: .*text: no profile"),
     ],

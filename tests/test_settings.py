@@ -44,6 +44,8 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
+    "reasoning_length": st.sampled_from(["none", "0", "17", "uniform:1:9"]),
+    "tool_call_form": st.sampled_from(["hermes", "/etc/form.toml"]),
     "output_length": st.sampled_from(["max_tokens", "17", "uniform:1:9", "normal:99.5:0", "histogram:lengths.txt"]),
     # Words need a tokenizer.
     "reply_source": st.sampled_from(["random", "echo"]),
@@ -80,6 +82,7 @@ _NEEDED: dict[str, dict[str, object]] = {
     "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
     "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
+    **{name: {"tokenizer": "/models/mock"} for name in ("reasoning_length", "tool_call_probability")},
     **{name: {"spec_tokens": 3} for name in ("acceptance_rate", "per_request_spec_decode_metrics")},
     **{
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}

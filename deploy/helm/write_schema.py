@@ -54,6 +54,13 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "output_length": {
         "anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, {"type": "string", "pattern": _LENGTH}]
     },
+    "reasoning_length": {
+        "anyOf": [
+            {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+            {"type": "string", "pattern": _LENGTH.replace("max_tokens", "none|0")},
+        ]
+    },
+    "tool_call_form": {"pattern": "^.{0,500}[^/]$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
     "tokenizer": {"pattern": "^.{0,500}[^/]/?$"},
 }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Replies that keep to what `structured_outputs` demands."""
 
-from typing import Final
+from collections.abc import Sequence
 
 from mockengine.replies.asked import Asked, ReplyError
 from mockengine.replies.structured.constraint import Constraint, ConstraintError, read_constraint
@@ -9,16 +9,14 @@ from mockengine.replies.structured.writer import StructuredWriter, Written
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.wire.sampling import SamplingParams
 
-# As short as reasoning can be.
-_NO_REASONING: Final = "<think>\n\n</think>\n\n"
-
 
 def constrained_tokens(
-    asked: Asked, most: int, tokenizer: Tokenizer | None, writer: StructuredWriter | None
+    asked: Asked, most: int, tokenizer: Tokenizer | None, writer: StructuredWriter | None, before: Sequence[int] = ()
 ) -> list[int] | None:
     """Return a reply that keeps to a constraint, of at most so many tokens, with EOS; None if there is no constraint.
 
-    A reply whose EOS is ignored goes on with it, since nothing else may follow.
+    What is said before the constraint begins counts. A reply whose EOS is ignored goes on with it, since nothing else
+    may follow.
 
     Raises:
         ReplyError: the constraint cannot be kept to, or nobody can.
@@ -33,8 +31,7 @@ def constrained_tokens(
             f"this engine has no tokenizer to write {constraint.kind} with (set tokenizer to the folder of the "
             "frontend's model)"
         )
-    # Python frontends let the constraint begin after the reasoning.
-    said = tokenizer.encode(_NO_REASONING)[: most - 1] if asked.request.reasoning_ended is False else []
+    said = list(before[: most - 1])
     written = _written(writer, constraint, asked.key, most - len(said))
     said += written.tokens
     if written.complete and len(said) < most and tokenizer.eos_ids:

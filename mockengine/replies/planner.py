@@ -2,7 +2,7 @@
 """How a request is answered: with which tokens, how many of them, and why they end there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -11,10 +11,12 @@ from mockengine.replies.asked import Asked, ReplyError
 from mockengine.replies.choices import Choice, Choices
 from mockengine.replies.constrained import constrained_tokens
 from mockengine.replies.ending import Ending, RepetitionRule, listed_ending, natural_ending
+from mockengine.replies.forms import ToolCallForm, load_form
 from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.length import LengthDraw
 from mockengine.replies.listed import ListedTokens
 from mockengine.replies.logprobs import MAX_SCORES, TokenScorer
+from mockengine.replies.reasoning import Preceded, Reasoning, begins_with_reasoning, reasoned
 from mockengine.replies.scores import ReplyScores, wants_scores
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
@@ -47,10 +49,12 @@ class RepliesConfig:
         seed_scope: what a reply depends on besides.
         default_output_tokens: length of a reply whose client set none; 0 is no end but that of the context.
         output_length: how long replies get by themselves; None is as long as clients allow.
+        reasoning_length: how many words of reasoning come before; None is no reasoning.
         kind: what they are made of.
         tokenizer: the model's; None where text is of no interest.
         writer: of replies under constraints, with that tokenizer.
         wishes: who may want something of a reply, those first that others leave the rest to.
+        tool_call_form: how tool calls are written.
 
     """
 
@@ -59,10 +63,12 @@ class RepliesConfig:
     seed_scope: SeedScope = SeedScope.PROMPT
     default_output_tokens: int = 0
     output_length: LengthDraw | None = None
+    reasoning_length: LengthDraw | None = None
     kind: ReplyKind = ReplyKind.RANDOM
     tokenizer: Tokenizer | None = None
     writer: StructuredWriter | None = None
     wishes: Sequence[WishSource] = ()
+    tool_call_form: ToolCallForm = field(default_factory=load_form)
 
 
 @keyword_record
@@ -99,6 +105,7 @@ class Planner:
         special_ids = frozenset[int]() if tokenizer is None else tokenizer.special_ids
         only = None if tokenizer is None or config.kind is not ReplyKind.WORDS else frozenset(tokenizer.word_ids)
         self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.vocab_size)
+        self._reasoning = None if tokenizer is None else Reasoning(tokenizer, config.reasoning_length)
         self._scorer: TokenScorer | None = None
         self._choices = Choices(self._vocab_size, special_ids, only)
 
@@ -142,16 +149,18 @@ class Planner:
             return _NOTHING, Ending(0)
         choice = self._choices.of(params)
         if wish.says_something:
-            said, ending = told(params, choice.permitted(self._wanted(wish)), min(most, _MOST_LISTED), wish)
+            said, ending = told(params, choice.permitted(self._wanted(asked, wish)), min(most, _MOST_LISTED), wish)
             return ListedTokens(said), ending
         listed = self._listed(asked, min(most, _MOST_LISTED), choice, wish)
         if listed is not None:
             ending = listed_ending(params, len(listed), listed) or Ending(len(listed))
             return ListedTokens(listed), forced_ending(params, ending, wish)
-        ending = forced_ending(params, self._random_ending(asked, most, room, wish), wish)
+        span = self._span(asked, choice, min(most, _MOST_LISTED))
+        source = Preceded(span, choice.source) if span else choice.source
+        ending = forced_ending(params, self._random_ending(asked, most, room, wish, len(span)), wish)
         if RepetitionRule.of(params.repetition_detection) is not None:
-            return self._looked_at(asked, choice.source, ending)
-        return choice.source, ending
+            return self._looked_at(asked, source, ending)
+        return source, ending
 
     def _scores(self, request: EngineCoreRequest, params: SamplingParams, key: int) -> ReplyScores:
         """Return what scores the tokens of a reply."""
@@ -167,25 +176,26 @@ class Planner:
 
     # How long.
 
-    def _length(self, asked: Asked, wish: Wish) -> int | None:
-        """Return how long a reply gets by itself; None is as long as it may."""
+    def _length(self, asked: Asked, wish: Wish, reasoning: int) -> int | None:
+        """Return how long a reply gets by itself, with so many tokens of reasoning; None is as long as it may."""
         if wish.output_tokens is not None:
             return wish.output_tokens
-        return None if self._config.output_length is None else self._config.output_length(asked.key)
+        return None if self._config.output_length is None else self._config.output_length(asked.key) + reasoning
 
-    def _random_ending(self, asked: Asked, most: int, room: int, wish: Wish) -> Ending:
+    def _random_ending(self, asked: Asked, most: int, room: int, wish: Wish, reasoning: int) -> Ending:
         """Return where a reply ends whose tokens are never such as stop it.
 
         A client that sets no `max_tokens` gets the frontend's, which is all the context that is left. A model would end
         such a reply by itself, so this one ends after `default_output_tokens`, even where it has no EOS id.
         """
-        length = self._length(asked, wish)
+        length = self._length(asked, wish, reasoning)
         if length is not None:
             return natural_ending(asked.params, most, length)
         if most < room or self._config.default_output_tokens == 0:
             return Ending(most)
-        ending = natural_ending(asked.params, most, self._config.default_output_tokens)
-        least = max(self._config.default_output_tokens, asked.params.min_tokens)
+        default = self._config.default_output_tokens + reasoning
+        ending = natural_ending(asked.params, most, default)
+        least = max(default, asked.params.min_tokens)
         return ending if ending.last_token is not None or least >= most else Ending(least)
 
     def _looked_at(self, asked: Asked, source: TokenSource, ending: Ending) -> tuple[TokenSource, Ending]:
@@ -200,11 +210,11 @@ class Planner:
 
     # Which tokens.
 
-    def _wanted(self, wish: Wish) -> Sequence[int]:
+    def _wanted(self, asked: Asked, wish: Wish) -> Sequence[int]:
         """Return the tokens that somebody wants to be said, without an end.
 
         Raises:
-            ReplyError: a text is wanted, and there is no tokenizer.
+            ReplyError: a text is wanted, and there is no tokenizer, or it cannot be written.
 
         """
         if wish.token_ids is not None:
@@ -213,13 +223,17 @@ class Planner:
             raise ReplyError(
                 "this engine has no tokenizer to say a text with (set tokenizer to the folder of the frontend's model)"
             )
-        return self._config.tokenizer.encode(wish.text or "")
+        text = self._config.tool_call_form.said(wish.text or "", wish.tool_calls or ())
+        if wish.reasoning is not None:
+            text = reasoned(wish.reasoning, opens=not begins_with_reasoning(asked, self._config.tokenizer)) + text
+        return self._config.tokenizer.encode(text)
 
     def _listed(self, asked: Asked, most: int, choice: Choice, wish: Wish) -> list[int] | None:
         """Return the tokens of a reply that is known from the start, up to its end; None is a random one."""
         params, key = asked.params, asked.key
         if params.structured_outputs is not None:
-            constrained = constrained_tokens(asked, most, self._config.tokenizer, self._config.writer)
+            before = () if self._reasoning is None else self._reasoning.before_constraint(asked, choice, most)
+            constrained = constrained_tokens(asked, most, self._config.tokenizer, self._config.writer, before)
             if constrained:
                 return constrained
         if params.trace_decode_token_ids is not None:
@@ -228,13 +242,22 @@ class Planner:
         if choice.stop is not None:
             return [*choice.source.tokens(key, 0, min(params.min_tokens, most - 1)), choice.stop]
         if self._config.kind is ReplyKind.ECHO:
-            return self._echo(asked, most, choice, wish)
+            span = self._span(asked, choice, most)
+            return [*span, *self._echo(asked, most - len(span), choice, wish, len(span))]
         return None
 
-    def _echo(self, asked: Asked, most: int, choice: Choice, wish: Wish) -> list[int]:
+    def _span(self, asked: Asked, choice: Choice, most: int) -> list[int]:
+        """Return the reasoning that comes before an answer that nobody has told."""
+        return [] if self._reasoning is None else self._reasoning.span(asked, choice, most)
+
+    def _echo(self, asked: Asked, most: int, choice: Choice, wish: Wish, reasoning: int) -> list[int]:
         """Return the prompt's tokens as far as they may be said, again and again where they have to be more."""
         allowed = [token for token in asked.request.prompt_token_ids or () if token in choice.vocabulary]
         if not allowed:
             allowed = choice.source.tokens(asked.key, 0, 1)
-        length = self._length(asked, wish)
+        if most < 1:
+            return []
+        length = self._length(asked, wish, reasoning)
+        if length is not None:
+            length = max(1, length - reasoning)
         return told(asked.params, allowed, most, Wish(output_tokens=length))[0]

@@ -11,7 +11,8 @@ from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support import steering_checks
 from tests.support.checks import QUESTION, completion
-from tests.support.stack import MODEL, MODEL_NAME, ROOT, Stack, serving
+from tests.support.examples import run_example
+from tests.support.stack import MODEL, MODEL_NAME, Stack, serving
 from tests.support.steering_checks import steered
 
 pytestmark = pytest.mark.rust_frontend
@@ -98,11 +99,4 @@ def test_usage_and_metrics_tell_what_was_cached(stack: Stack, wished: int) -> No
 
 
 def test_the_example_of_the_docs_runs(stack: Stack) -> None:
-    docs = (ROOT / "docs" / "replies.md").read_text(encoding="utf-8")
-    section = docs.split("## A client steers its request", 1)[1]
-    example = section.split("```python\n", 1)[1].split("```", 1)[0]
-    assert "http://localhost:8000" in example
-    here = example.replace("http://localhost:8000", stack.url).replace('"mock"', f'"{MODEL_NAME}"', 1)
-    names: dict[str, Any] = {}
-    exec(here, names)  # noqa: S102  # it is our own
-    names["client"].close()
+    run_example(stack, "A client steers its request")

@@ -12,7 +12,7 @@ import pytest
 
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
-from tests.support import checks, steering_checks
+from tests.support import checks, steering_checks, tool_checks
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -128,6 +128,18 @@ def test_stop_string_ends_the_reply_and_frees_the_request(one_rank: Stack) -> No
     assert reply.choices[0].finish_reason == "stop"
     assert reply.choices[0].text == text[: text.index(stop)]
     one_rank.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def test_the_tool_parser_reads_what_is_written_for_it(python: Path) -> None:
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+    with (
+        PythonFrontend(python, MODEL, extra_args=flags) as frontend,
+        serving(frontend, f"--tokenizer={MODEL}", "--tool-call-probability=1") as stack,
+    ):
+        for calls in (tool_checks.CALLS[:1], tool_checks.CALLS):
+            for stream in (False, True):
+                tool_checks.calls_arrive(stack, calls, stream=stream)
+        tool_checks.tools_are_called_by_themselves(stack)
 
 
 def test_drafts_of_a_request_are_in_its_response(python: Path) -> None:
