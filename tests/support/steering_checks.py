@@ -12,8 +12,8 @@ import pytest
 from tests.support.checks import PROMPT
 from tests.support.stack import DEADLINE_S, MODEL_NAME, Stack, wait_until
 
-# What a machine under load may be late by.
-LATE_S = 0.25
+# What a machine that has other things to do may be late by.
+LATE_S = 2.0
 
 
 def steered(stack: Stack, asked: dict[str, Any], **body: Any) -> Any:
