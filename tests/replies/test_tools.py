@@ -76,6 +76,11 @@ def test_what_is_no_definition_is_no_tool(text: str) -> None:
     assert tools_in(text) == []
 
 
+@pytest.mark.parametrize(("places", "tools"), [(1_000, 1), (1_024, 0)])
+def test_so_many_places_are_looked_at(places: int, tools: int) -> None:
+    assert len(tools_in('{"name": 5, ' * places + json.dumps(WRAPPED))) == tools
+
+
 def test_arguments_are_such_as_the_tool_takes(calls: Calls) -> None:
     said = [calls.wished(json.dumps(WRAPPED), key) for key in range(10)]
     for call in said:
