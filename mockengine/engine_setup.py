@@ -25,7 +25,7 @@ from mockengine.replies.planner import RepliesConfig, ReplyKind
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
 from mockengine.settings import Settings
-from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
+from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates, task_names
 from mockengine.wire.handshake import Init
 
 
@@ -69,6 +69,7 @@ class EngineSetup:
             kv_transfer=_kv_transfer(settings, self.kv_engine_id),
             timing=self.timing,
             speculation=_speculation(settings),
+            supported_tasks=task_names(settings.supported_tasks),
         )
 
 
@@ -101,6 +102,8 @@ def _replies(settings: Settings) -> RepliesConfig:
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
         writer=None if tokenizer is None else StructuredWriter(tokenizer),
+        embedding_dim=settings.embedding_dim,
+        num_labels=settings.num_labels,
     )
 
 

@@ -34,6 +34,7 @@ from mockengine.settings_types import (
     OptionalTopic,
     OutputLength,
     Seconds,
+    SupportedTasks,
     Tokens,
     Unit,
     VllmVersion,
@@ -145,6 +146,13 @@ class Settings(BaseSettings):
     )
     dtype: Literal["bfloat16", "float16", "float32"] = Field(
         default="bfloat16", description="Number format of the model, as reported to the frontend."
+    )
+    supported_tasks: SupportedTasks = Field(
+        default="generate",
+        description=(
+            "What the model can do, as the Python frontend asks before it decides which routes it has; what is asked "
+            "of it besides is refused."
+        ),
     )
 
     # Load
@@ -356,6 +364,19 @@ class Settings(BaseSettings):
             "Length of a reply whose client set no max_tokens, where output_length is max_tokens; 0 lets it fill the "
             "context."
         ),
+    )
+
+    embedding_dim: Annotated[int, Unit("numbers")] = Field(
+        default=256,
+        ge=1,
+        le=16_384,
+        description="Length of an embedding; that of the model is its hidden_size.",
+    )
+    num_labels: Annotated[int, Unit("labels")] = Field(
+        default=2,
+        ge=1,
+        le=1_024,
+        description="Number of classes; with 1, classify says how relevant the two texts of a pair are to each other.",
     )
 
     # Logs

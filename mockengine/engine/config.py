@@ -2,11 +2,14 @@
 """What an engine needs to know to run: a value that the service makes of the settings and of a frontend's INIT."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.planner import RepliesConfig
+
+GENERATION_TASKS: Final = frozenset({"generate", "transcription", "realtime"})
+"""Tasks that are answered with tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,7 @@ class EngineConfig:
         has_coordinator: whether the frontend runs a data-parallel coordinator.
         has_waves: whether it coordinates waves, as for a mixture of experts.
         speculation: drafts of outputs, where there are any; then `output_token_chunk_size` is 1.
+        supported_tasks: what may be asked of it, under vLLM's names.
 
     """
 
@@ -85,6 +89,12 @@ class EngineConfig:
     kv_transfer: KvTransferConfig | None = None
     timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
     speculation: SpeculationConfig | None = None
+    supported_tasks: tuple[str, ...] = ("generate",)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens may be asked of it."""
+        return not GENERATION_TASKS.isdisjoint(self.supported_tasks)
 
     @property
     def num_spec_tokens(self) -> int:

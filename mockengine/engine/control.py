@@ -5,7 +5,7 @@ Constants are those of vLLM's own mock engine, plus what keeps a frontend's rout
 would not. A method that is not here fails with vLLM's words: nothing is silently nil.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,15 +34,17 @@ class Control:
         block_size: tokens per KV-cache block.
         dialect: the frontend's line, on which the form of some answers depends.
         runner: what some calls are about.
+        supported_tasks: what may be asked of the engine.
         weight_version: label of the weights, as last set.
         now: when the call came that is answered.
 
     """
 
-    def __init__(self, block_size: int, dialect: Dialect, runner: Runner) -> None:
+    def __init__(self, block_size: int, dialect: Dialect, runner: Runner, supported_tasks: Sequence[str]) -> None:
         self.block_size = block_size
         self.dialect = dialect
         self.runner = runner
+        self.supported_tasks = supported_tasks
         self.weight_version = _DEFAULT_WEIGHT_VERSION
         self.now = 0.0
 
@@ -125,7 +127,7 @@ class _Method:
 _nothing = _constant(None)
 _no = _constant(value=False)
 _METHODS: Final[Mapping[str, _Method]] = {
-    "get_supported_tasks": _Method(_constant(["generate"])),
+    "get_supported_tasks": _Method(lambda control, _args: list(control.supported_tasks)),
     "is_sleeping": _Method(_no),
     "sleep": _Method(_nothing, 0, 2),
     "wake_up": _Method(_wake_up, 0, 1),

@@ -26,6 +26,7 @@ class Request:
         source: of its tokens, but for a last one that ends it.
         is_in_running_set: whether it is a row there.
         kv_transfer: its part in prefill/decode disaggregation.
+        pooling: computes what it says instead of tokens, if it does.
 
     """
 
@@ -41,6 +42,7 @@ class Request:
         self.key = plan.key
         self.source = plan.source
         self._scores = plan.scores
+        self.pooling = plan.pooling
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None
