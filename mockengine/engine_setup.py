@@ -31,7 +31,7 @@ from mockengine.replies.tokenizer import Tokenizer, TokenizerError
 from mockengine.replies.tools import ToolCalling
 from mockengine.replies.wish import WishSource
 from mockengine.settings import Settings
-from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates
+from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates, task_names
 from mockengine.wire.handshake import Init
 
 
@@ -76,6 +76,7 @@ class EngineSetup:
             timing=self.timing,
             mm_cache=MmCacheConfig(settings.mm_cache_items, settings.mm_cache_miss_rate, settings.seed),
             speculation=_speculation(settings),
+            supported_tasks=task_names(settings.supported_tasks),
         )
 
 
@@ -114,6 +115,8 @@ def _replies(settings: Settings) -> RepliesConfig:
         writer=writer,
         tool_call_form=_tool_call_form(settings),
         wishes=_wishes(settings, tokenizer, writer),
+        embedding_dim=settings.embedding_dim,
+        num_labels=settings.num_labels,
     )
 
 

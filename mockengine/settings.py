@@ -36,6 +36,7 @@ from mockengine.settings_types import (
     OutputLength,
     ReasoningLength,
     Seconds,
+    SupportedTasks,
     Tokens,
     Unit,
     VllmVersion,
@@ -162,6 +163,13 @@ class Settings(BaseSettings):
         ge=0,
         le=1,
         description="Share of items named without their data that are a cache miss although they are remembered.",
+    )
+    supported_tasks: SupportedTasks = Field(
+        default="generate",
+        description=(
+            "What the model can do, as the Python frontend asks before it decides which routes it has; what is asked "
+            "of it besides is refused."
+        ),
     )
 
     # Load
@@ -404,6 +412,18 @@ class Settings(BaseSettings):
             "Let a client say what it wants of its reply, by keys of vllm_xargs that begin with mock; where it is off, "
             "requests that do are refused."
         ),
+    )
+    embedding_dim: Annotated[int, Unit("numbers")] = Field(
+        default=256,
+        ge=1,
+        le=16_384,
+        description="Length of an embedding; that of the model is its hidden_size.",
+    )
+    num_labels: Annotated[int, Unit("labels")] = Field(
+        default=2,
+        ge=1,
+        le=1_024,
+        description="Number of classes; with 1, classify says how relevant the two texts of a pair are to each other.",
     )
 
     # Logs

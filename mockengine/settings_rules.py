@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
-from mockengine.settings_types import MAX_RANKS, acceptance_rates
+from mockengine.settings_types import MAX_RANKS, acceptance_rates, task_names
 
 _MAX_PORT: Final = 2**16 - 1
 
@@ -149,6 +149,13 @@ def _reasoning_is_of_a_tokenizer(tokenizer: str | None, reasoning_length: str) -
     return "without a tokenizer its marks are not known (set tokenizer to the folder of the frontend's model)"
 
 
+def _is_about_tasks(tasks: tuple[str, ...], default: object, supported_tasks: str, value: object) -> str | None:
+    """Explain that a value is about tasks that the model has not."""
+    if value == default or not set(tasks).isdisjoint(task_names(supported_tasks)):
+        return None
+    return f"supported_tasks names none of {', '.join(tasks)}, which it is about (add one, or leave it out)"
+
+
 def _steps_have_no_pace(load_model: str, timing: str, itl_ms: float) -> str | None:
     if load_model == "off" or timing == "per_request" or not itl_ms:
         return None
@@ -256,6 +263,8 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("tokenizer", "reply_source"), _words_are_of_a_tokenizer),
     (("tokenizer", "reasoning_length"), _reasoning_is_of_a_tokenizer),
     (("tokenizer", "tool_call_probability"), _tools_are_found_with_a_tokenizer),
+    (("supported_tasks", "embedding_dim"), partial(_is_about_tasks, ("embed", "token_embed"), 256)),
+    (("supported_tasks", "num_labels"), partial(_is_about_tasks, ("classify", "score", "token_classify"), 2)),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),

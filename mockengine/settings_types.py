@@ -23,6 +23,10 @@ MOST_SPEC_TOKENS: Final = 128
 """As many drafts of an output vLLM's rejection sampler takes."""
 USUAL_ACCEPTANCE_RATE: Final = 0.7
 """The share of accepted drafts where nobody says another one."""
+GENERATION_TASKS: Final = ("generate", "transcription", "realtime")
+"""Tasks that are answered with tokens, as vLLM names them."""
+TASKS: Final = (*GENERATION_TASKS, "embed", "classify", "score", "token_embed", "token_classify")
+"""These, and those that are answered with numbers; score is what vLLM's older releases had instead of classify."""
 BLOCK_SIZES: Final = (1, 8, 16, 32, 64, 128, 256)
 """Sizes that vLLM allows for a block of the KV cache, in tokens."""
 # What the kernel allows for the path of a Unix socket, without its closing NUL.
@@ -150,6 +154,29 @@ def _check_rates(value: str | None) -> str | None:
     return value
 
 
+def task_names(text: str) -> tuple[str, ...]:
+    """Read a list of tasks, with commas or as JSON.
+
+    Raises:
+        ReasonError: it is none, or names something else or something twice.
+
+    """
+    try:
+        found = json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
+    except (ValueError, RecursionError) as error:
+        raise ReasonError("it is no list") from error
+    if not found or not all(isinstance(task, str) and task in TASKS for task in found):
+        raise ReasonError("it names something that is no task, or nothing")
+    if len(set(found)) < len(found):
+        raise ReasonError("it names a task twice")
+    return tuple(found)
+
+
+def _check_tasks(value: str) -> str:
+    task_names(value)
+    return value
+
+
 def _check_output_length(value: str) -> str:
     try:
         read_output_length(value)
@@ -224,6 +251,9 @@ OptionalRates = Annotated[
     Allowed("a number from 0 to 1, or as many as spec_tokens, none greater than the one before it: 0.8,0.6,0.5"),
     Field(coerce_numbers_to_str=True),
     AfterValidator(_check_rates),
+]
+SupportedTasks = Annotated[
+    str, Allowed(f"a list of {', '.join(TASKS)}, such as embed,token_embed"), AfterValidator(_check_tasks)
 ]
 OutputLength = Annotated[
     str, Allowed(LENGTH_FORMS), Field(coerce_numbers_to_str=True), AfterValidator(_check_output_length)

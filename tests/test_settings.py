@@ -47,6 +47,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "reasoning_length": st.sampled_from(["none", "0", "17", "uniform:1:9"]),
     "tool_call_form": st.sampled_from(["hermes", "/etc/form.toml"]),
     "output_length": st.sampled_from(["max_tokens", "17", "uniform:1:9", "normal:99.5:0", "histogram:lengths.txt"]),
+    "supported_tasks": st.sampled_from(["generate", "embed, token_embed", '["classify", "token_classify"]']),
     # Words need a tokenizer.
     "reply_source": st.sampled_from(["random", "echo"]),
     # Fitted needs a profile.
@@ -89,6 +90,8 @@ _NEEDED: dict[str, dict[str, object]] = {
         for name in ("kv_events_replay_endpoint", "kv_events_topic", "kv_events_buffer_steps")
     },
 }
+_NEEDED["embedding_dim"] = {"supported_tasks": "embed"}
+_NEEDED["num_labels"] = {"supported_tasks": "classify"}
 _NEEDED["kv_role"] = {"load_model": "vllm"}
 _NEEDED |= {
     name: {"load_model": "vllm", "kv_role": "both"}
@@ -349,6 +352,10 @@ def test_the_admin_port_is_not_the_handshake_of_the_same_machine(address: str, *
         ({"spec_tokens": 0, "acceptance_rate": "0.7"}, False),
         ({"spec_tokens": 0, "per_request_spec_decode_metrics": "none"}, False),
         ({"spec_tokens": 2, "per_request_spec_decode_metrics": "none"}, True),
+        ({"supported_tasks": "generate", "embedding_dim": 64}, False),
+        ({"supported_tasks": "generate,token_embed", "embedding_dim": 64}, True),
+        ({"supported_tasks": "embed", "num_labels": 3}, False),
+        ({"supported_tasks": "classify", "num_labels": 3}, True),
     ],
 )
 def test_what_would_have_no_effect_is_refused(values: dict[str, Any], *, works: bool) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import AfterValidator, BeforeValidator
 
 from mockengine.settings import Settings
-from mockengine.settings_types import BLOCK_SIZES
+from mockengine.settings_types import BLOCK_SIZES, TASKS
 
 SCHEMA: Final = Path(__file__).parent / "mockengine" / "values.schema.json"
 SET_BY_THE_CHART: Final = {
@@ -43,6 +43,8 @@ _RATES: Final = rf"^({_RATE}(, ?{_RATE})*|\[{_RATE}(, ?{_RATE})*\])$"
 _LENGTH: Final = (
     r"^(max_tokens|[1-9][0-9]{0,8}|(uniform|normal|lognormal):[1-9][0-9]{0,8}:[0-9]{1,9}(\.[0-9]{1,6})?|histogram:.+)$"
 )
+_TASK: Final = f"({'|'.join(TASKS)})"
+_TASK_LIST: Final = rf'^({_TASK}(, ?{_TASK})*|\["{_TASK}"(, ?"{_TASK}")*\])$'
 _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "block_size": {"enum": list(BLOCK_SIZES)},
     "kv_events_endpoint": {"pattern": _ENDPOINT},
@@ -61,6 +63,7 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
         ]
     },
     "tool_call_form": {"pattern": "^.{0,500}[^/]$"},
+    "supported_tasks": {"pattern": _TASK_LIST},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
     "tokenizer": {"pattern": "^.{0,500}[^/]/?$"},
 }

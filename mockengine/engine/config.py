@@ -2,12 +2,15 @@
 """What an engine needs to know to run: a value that the service makes of the settings and of a frontend's INIT."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.planner import RepliesConfig
+
+GENERATION_TASKS: Final = frozenset({"generate", "transcription", "realtime"})
+"""Tasks that are answered with tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class EngineConfig:
         has_waves: whether it coordinates waves, as for a mixture of experts.
         mm_cache: what is remembered of images and the like.
         speculation: drafts of outputs, where there are any; then `output_token_chunk_size` is 1.
+        supported_tasks: what may be asked of it, under vLLM's names.
 
     """
 
@@ -88,6 +92,12 @@ class EngineConfig:
     timing: TimingConfig = field(default_factory=lambda: TimingConfig(timing="instant"))
     mm_cache: MmCacheConfig = field(default_factory=MmCacheConfig)
     speculation: SpeculationConfig | None = None
+    supported_tasks: tuple[str, ...] = ("generate",)
+
+    @property
+    def generates(self) -> bool:
+        """Whether tokens may be asked of it."""
+        return not GENERATION_TASKS.isdisjoint(self.supported_tasks)
 
     @property
     def num_spec_tokens(self) -> int:

@@ -5,7 +5,7 @@ Constants are those of vLLM's own mock engine, plus what keeps a frontend's rout
 would not. A method that is not here fails with vLLM's words: nothing is silently nil.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -36,16 +36,20 @@ class Control:
         dialect: the frontend's line, on which the form of some answers depends.
         runner: what some calls are about.
         mm_cache: what others are about.
+        supported_tasks: what may be asked of the engine.
         weight_version: label of the weights, as last set.
         now: when the call came that is answered.
 
     """
 
-    def __init__(self, block_size: int, dialect: Dialect, runner: Runner, mm_cache: MmCache) -> None:
+    def __init__(
+        self, block_size: int, dialect: Dialect, runner: Runner, mm_cache: MmCache, supported_tasks: Sequence[str]
+    ) -> None:
         self.block_size = block_size
         self.dialect = dialect
         self.runner = runner
         self.mm_cache = mm_cache
+        self.supported_tasks = supported_tasks
         self.weight_version = _DEFAULT_WEIGHT_VERSION
         self.now = 0.0
 
@@ -128,7 +132,7 @@ class _Method:
 _nothing = _constant(None)
 _no = _constant(value=False)
 _METHODS: Final[Mapping[str, _Method]] = {
-    "get_supported_tasks": _Method(_constant(["generate"])),
+    "get_supported_tasks": _Method(lambda control, _args: list(control.supported_tasks)),
     "is_sleeping": _Method(_no),
     "sleep": _Method(_nothing, 0, 2),
     "wake_up": _Method(_wake_up, 0, 1),

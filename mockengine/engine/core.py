@@ -18,6 +18,7 @@ from mockengine.engine.mm_cache import MmCache
 from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
+from mockengine.engine.pooled import PooledReplies
 from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.said import Spoken
@@ -81,7 +82,8 @@ class EngineCore:
         self._runner = _make_runner(rank, config, kv_event_sink)
         self._sessions = Sessions(self._runner, self._begin_turn)
         self._mm_cache = MmCache(config.mm_cache)
-        self._control = Control(config.block_size, dialect, self._runner, self._mm_cache)
+        self._pooled = PooledReplies()
+        self._control = Control(config.block_size, dialect, self._runner, self._mm_cache, config.supported_tasks)
         self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
         self._shutting_down = False
         # Calls that came while a step was computed; a real engine reads them between steps.
@@ -117,9 +119,10 @@ class EngineCore:
         """End all requests with an ABORT output, as for a shutdown."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
         answers = self._answer_calls(now)
-        for request in self._runner.take_all():
+        for request in [*self._runner.take_all(), *self._pooled.take_all()]:
             self._report_finished(request, FinishReason.ABORT, now)
-            by_client.setdefault(request.client, []).append(_last_output(request.request_id, FinishReason.ABORT))
+            output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=request.pooling is not None)
+            by_client.setdefault(request.client, []).append(output)
         for asked in self._sessions.forget_all():
             by_client.setdefault(asked.client_index, []).append(_last_output(asked.request_id, FinishReason.ABORT))
         return [*answers, *(self._final_outputs(client, outputs, now) for client, outputs in by_client.items())]
@@ -129,12 +132,12 @@ class EngineCore:
     @property
     def num_requests(self) -> int:
         """Requests waiting and running."""
-        return self._runner.num_running + self._runner.num_waiting
+        return self.num_running + self.num_waiting
 
     @property
     def num_running(self) -> int:
-        """Requests that are stepped."""
-        return self._runner.num_running
+        """Requests that are stepped, or whose reply is computed."""
+        return self._runner.num_running + len(self._pooled)
 
     @property
     def num_waiting(self) -> int:
@@ -150,6 +153,8 @@ class EngineCore:
 
         """
         due = self._runner.due(now, blocked)
+        if self._pooled.has_some_for_others_than(blocked):
+            return now if due is None else min(due, now)
         if due is not None and (self.num_requests or self._runner.is_computing):
             # What is due may be a transfer, long after.
             is_report_due = self._outgoing.has_finished_ids and self._runner.may_step_anytime
@@ -173,8 +178,11 @@ class EngineCore:
 
         """
         outbound = self._load_for_coordinator(now)
+        is_runners_turn = not self._pooled or self._is_runner_due(now, blocked)
         # What is said once belongs to one step.
-        spoken = self._runner.step(now, blocked, 1 if self._outgoing.has_finished_ids else most_steps)
+        is_said_once = self._outgoing.has_finished_ids or self._pooled
+        spoken = self._runner.step(now, blocked, 1 if is_said_once else most_steps) if is_runners_turn else Spoken()
+        self._pooled.complete(spoken, blocked)
         self._observer.tokens_said(spoken.tokens)
         refusals: list[Outbound] = []
         for request, reason in spoken.finished:
@@ -189,14 +197,19 @@ class EngineCore:
             outbound += self._answer_calls(now)
             for outcome in self._sessions.take_arrived(now):
                 outbound += self._follow(outcome, now)
-        # Only now: the rows of what was said lie where the running sets have them.
-        self._runner.settle(spoken, now)
+        if is_runners_turn:
+            # Only now: the rows of what was said lie where the running sets have them.
+            self._runner.settle(spoken, now)
         outbound += self._load_for_coordinator(now)
         # A runner that reports every step makes another one, in which nothing is said.
         is_idle = not self.num_requests and not self._runner.num_paused
         if is_idle and not (spoken.is_reported and spoken.said):
             outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
         return outbound
+
+    def _is_runner_due(self, now: float, blocked: AbstractSet[int]) -> bool:
+        due = self._runner.due(now, blocked)
+        return due is not None and due <= now
 
     def end_wave(self, now: float) -> list[Outbound]:
         """End the wave, every rank being idle; rank 0 tells the coordinator."""
@@ -266,11 +279,14 @@ class EngineCore:
         return transfer
 
     def _problem(self, request: EngineCoreRequest) -> RequestError | None:
-        if request.pooling_params is not None:
-            return _invalid(f"this engine has no pooling task (asked for {shown(request.pooling_params.task)})")
-        if request.sampling_params is None:
+        pooling = request.pooling_params
+        if pooling is None and request.sampling_params is None:
             return _invalid("neither sampling_params nor pooling_params are set")
-        if request.request_id in self._runner:
+        supported = self._config.supported_tasks
+        if not (self._config.generates if pooling is None else pooling.task in supported):
+            task = "generate" if pooling is None else pooling.task
+            return _invalid(f"the task {shown(task)} is none of supported_tasks, which are {', '.join(supported)}")
+        if request.request_id in self._runner or request.request_id in self._pooled:
             return _invalid("a request of the same id is in flight")
         if request.num_prompt_tokens == 0:
             return _invalid("the prompt is empty")
@@ -310,8 +326,11 @@ class EngineCore:
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
-            request, first = self._runner.take(request_id), self._sessions.forget(request_id)
+            request = self._runner.take(request_id) or self._pooled.take(request_id)
+            first = self._sessions.forget(request_id)
             if request is not None:
+                if request.pooling is not None:
+                    request.pooling.give_up()
                 self._report_finished(request, FinishReason.ABORT, now)
             gone = request or first
             if gone is not None:
@@ -388,7 +407,7 @@ class EngineCore:
             heard = EngineCoreRequest(request_id=message.request_id, resumable=True)
             refusal = _last_output(message.request_id, FinishReason.ERROR, error)
             return self._follow(self._sessions.hear(heard, refusal, now), now)
-        if message.request_id is None or message.request_id in self._runner:
+        if message.request_id is None or message.request_id in self._runner or message.request_id in self._pooled:
             return []
         return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
 
@@ -396,7 +415,7 @@ class EngineCore:
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
         """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
-        here = (self._runner, self._sessions)
+        here = (self._runner, self._pooled, self._sessions)
         ids = [output.request_id for output in outputs if not any(output.request_id in each for each in here)]
         finished_requests = ids if self._config.reports_finished_requests else ()
         return self._outgoing.final_outputs(client, outputs, finished_requests, now)

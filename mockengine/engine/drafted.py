@@ -157,7 +157,8 @@ class DraftedSpeakers(Speakers):
         output = row.request.advance(count)
         reason = output.finish_reason
         if reason is not None:
-            output = replace(output, spec_decode_metrics=row.drafts.metrics())
+            if row.request.pooling is None:
+                output = replace(output, spec_decode_metrics=row.drafts.metrics())
             spoken.finished.append((row.request, reason))
         spoken.tokens += len(output.new_token_ids)
         spoken.said.setdefault(row.client, Said()).outputs.append(output)

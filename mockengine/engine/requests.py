@@ -32,6 +32,7 @@ class Request:
         is_resumable: whether it is a turn of a session, after which another one may come.
         is_queued_told: whether it has been told that it is queued, with the turn before it.
         kv_transfer: its part in prefill/decode disaggregation.
+        pooling: computes what it says instead of tokens, if it does.
 
     """
 
@@ -50,6 +51,7 @@ class Request:
         self.scores = plan.scores if plan.scores is not None and plan.scores.form.columns else None
         # Such that every output is made by itself.
         self._has_many_scores = self.scores is not None and not self.scores.form.can_be_many
+        self.pooling = plan.pooling
         self._first_output_pending = True
         self._events: tuple[EngineCoreEvent, ...] = ()
         self._prefill_stats: PrefillStats | None = None

@@ -31,6 +31,8 @@ from mockengine.wire.stats import SchedulerStats
 KvEventSink = Callable[[Sequence[KVCacheEvent]], None]
 """Hears of what happened to the blocks of a rank in a step."""
 
+# Of a pooling request, which to a scheduler is one that says a single token.
+_NO_TOKENS: Final = SamplingParams(max_tokens=1)
 # Tokens of a reply that are drawn at once for the names of its blocks.
 _DRAWN_AHEAD: Final = 128
 
@@ -307,7 +309,7 @@ class _TokenReader:
 
 def _sequence_of(request: Request, asked: EngineCoreRequest, max_model_len: int) -> TokenSequence:
     """Return what the scheduler is to know of a request."""
-    params = asked.sampling_params or SamplingParams()
+    params, pooling = asked.sampling_params or _NO_TOKENS, asked.pooling_params
     num_prompt_tokens = asked.num_prompt_tokens
     room = max_model_len - num_prompt_tokens
     return TokenSequence(
@@ -322,7 +324,9 @@ def _sequence_of(request: Request, asked: EngineCoreRequest, max_model_len: int)
         lora_request=asked.lora_request,
         cache_salt=_salt(asked),
         mm_features=_features_within(asked.mm_features, num_prompt_tokens),
-        skip_reading_prefix_cache=params.skip_reading_prefix_cache or params.prompt_logprobs is not None,
+        skip_reading_prefix_cache=params.skip_reading_prefix_cache
+        or params.prompt_logprobs is not None
+        or (pooling is not None and (pooling.skip_reading_prefix_cache or pooling.late_chunk_size is not None)),
         kv_transfer=request.kv_transfer,
         is_resumable=request.is_resumable,
     )

@@ -16,12 +16,14 @@ from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.length import LengthDraw
 from mockengine.replies.listed import ListedTokens
 from mockengine.replies.logprobs import MAX_SCORES, TokenScorer
+from mockengine.replies.pooling import Pooler, Pooling
 from mockengine.replies.reasoning import Preceded, Reasoning, begins_with_reasoning, reasoned
 from mockengine.replies.scores import ReplyScores, wants_scores
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.replies.told import forced_ending, told
 from mockengine.replies.wish import NO_WISH, OwnTiming, Wish, WishSource
+from mockengine.wire.outputs import FinishReason
 from mockengine.wire.record import keyword_record
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import SamplingParams
@@ -55,6 +57,8 @@ class RepliesConfig:
         writer: of replies under constraints, with that tokenizer.
         wishes: who may want something of a reply, those first that others leave the rest to.
         tool_call_form: how tool calls are written.
+        embedding_dim: numbers of an embedding.
+        num_labels: classes.
 
     """
 
@@ -69,6 +73,8 @@ class RepliesConfig:
     writer: StructuredWriter | None = None
     wishes: Sequence[WishSource] = ()
     tool_call_form: ToolCallForm = field(default_factory=load_form)
+    embedding_dim: int = 256
+    num_labels: int = 2
 
 
 @keyword_record
@@ -82,6 +88,7 @@ class Plan:
         scores: of its tokens, where they are asked for.
         timing: when it is said, if that is not left to the engine.
         cached_tokens: tokens of the prompt that are said to have come out of the cache, if that is not left to it.
+        pooling: what is said instead of tokens, which are none then.
 
     """
 
@@ -91,6 +98,7 @@ class Plan:
     scores: ReplyScores | None = None
     timing: OwnTiming | None = None
     cached_tokens: int | None = None
+    pooling: Pooling | None = None
 
 
 class Planner:
@@ -108,6 +116,7 @@ class Planner:
         self._reasoning = None if tokenizer is None else Reasoning(tokenizer, config.reasoning_length)
         self._scorer: TokenScorer | None = None
         self._choices = Choices(self._vocab_size, special_ids, only)
+        self._pooler = Pooler(config.embedding_dim, config.num_labels, config.seed)
 
     def plan(self, request: EngineCoreRequest) -> Plan:
         """Plan the reply to a request whose prompt fits the context; one that fills it gets no token.
@@ -118,6 +127,9 @@ class Planner:
         """
         params = request.sampling_params or SamplingParams()
         key = reply_key(request, self._config.seed, self._config.seed_scope)
+        if request.pooling_params is not None:
+            pooling = self._pooler.ask(request)
+            return Plan(key=key, source=_NOTHING, ending=Ending(0, FinishReason.STOP), pooling=pooling)
         asked = Asked(request, params, key, self._config.tokenizer)
         scores = self._scores(request, params, key) if wants_scores(params) else None
         wish = self._wish(asked) if self._config.wishes else NO_WISH

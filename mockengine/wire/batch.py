@@ -193,7 +193,7 @@ class StepEncoder:
             packed: outputs as msgpack, of one step.
 
         Returns:
-            One message of one frame for each step.
+            One message for each step, of one frame and those of large tensors.
 
         Raises:
             ValueError: as `write_envelope`.
@@ -204,17 +204,18 @@ class StepEncoder:
             raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
         tail = step_tail_items(step, line)
         head = array_header(3 + len(tail)) + self._packed_index + array_header(num_rows + len(step.outputs))
+        aux_frames: list[bytes] = []
         parts: list[Buffer] = [
             head,
             *[part.strip.write(part.tokens, part.scores) for part in rows],
             *packed,
-            *[pack(output_items(output, line)) for output in step.outputs],
+            *[pack(output_items(output, line, aux_frames)) for output in step.outputs],
             self._stats(step.scheduler_stats, line),
             # Its items, without the header of their array.
             pack(tail)[1:],
         ]
         first = b"".join(parts)
-        return [[first]] if not rows or len(rows[0].tokens) == 1 else _burst(first, len(head), rows)
+        return [[first, *aux_frames]] if not rows or len(rows[0].tokens) == 1 else _burst(first, len(head), rows)
 
     def _stats(self, stats: SchedulerStats | None, line: Line) -> bytes:
         """Encode statistics, which mostly are those of the step before."""

@@ -194,9 +194,10 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
 
     """
     head = [unsigned(envelope.engine_index, "engine_index")]
+    aux_frames: list[bytes] = []
     match envelope:
         case StepOutputs():
-            items = [*head, *_step_items(envelope, line)]
+            items = [*head, *_step_items(envelope, line, aux_frames)]
         case UtilityReply():
             reply = utility_output(envelope.call_id, envelope.failure, envelope.result)
             items = [*head, [], None, envelope.timestamp, reply]
@@ -205,15 +206,15 @@ def write_envelope(envelope: Envelope, line: Line = NEWEST) -> list[bytes]:
         case StartWave():
             wave = unsigned(envelope.wave, "start_wave")
             items = [*head, [], None, envelope.timestamp, None, None, None, wave]
-    return [pack(items)]
+    return [pack(items), *aux_frames]
 
 
-def _step_items(step: StepOutputs, line: Line) -> list[Any]:
+def _step_items(step: StepOutputs, line: Line, aux_frames: list[bytes]) -> list[Any]:
     if not (step.outputs or step.scheduler_stats or step.finished_requests):
         raise ValueError("an envelope without outputs, statistics and finished requests kills a Rust frontend")
     stats = step.scheduler_stats
     return [
-        [output_items(output, line) for output in step.outputs],
+        [output_items(output, line, aux_frames) for output in step.outputs],
         stats and stats.to_wire(with_encoder_cache_usage=line.stats_have_encoder_cache_usage),
         *step_tail_items(step, line),
     ]
@@ -230,11 +231,21 @@ def step_tail_items(step: StepOutputs, line: Line) -> list[Any]:
     return items
 
 
-def output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
-    """Return the items of one output's array, the last of them something; raises ValueError as `write_envelope`."""
+def output_items(output: EngineCoreOutput, line: Line, aux_frames: list[bytes]) -> list[Any]:
+    """Return the items of one output's array, the last of them something.
+
+    Args:
+        output: what is said.
+        line: the frontend's.
+        aux_frames: of the message, to which the data of large tensors is added.
+
+    Raises:
+        ValueError: as `write_envelope`.
+
+    """
     items: list[Any] = [output.request_id, _token_ids(output.new_token_ids)]
     positions = line.output_positions
-    for name, value in _said(output):
+    for name, value in _said(output, aux_frames):
         position = positions.get(name)
         if position is None:
             continue
@@ -245,7 +256,7 @@ def output_items(output: EngineCoreOutput, line: Line) -> list[Any]:
     return items
 
 
-def _said(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+def _said(output: EngineCoreOutput, aux_frames: list[bytes]) -> Iterator[tuple[str, Any]]:
     """Yield what an output says besides its tokens, by field name of any line."""
     if output.finish_reason is not None:
         yield "finish_reason", output.finish_reason
@@ -261,7 +272,7 @@ def _said(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
     if output.spec_decode_metrics is not None:
         yield "spec_decode_metrics", output.spec_decode_metrics.to_wire()
     yield from _said_of_scores(output)
-    yield from _said_seldom(output)
+    yield from _said_seldom(output, aux_frames)
 
 
 def _said_of_scores(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
@@ -277,12 +288,12 @@ def _said_of_scores(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
         yield "prompt_token_id_logprobs", output.prompt_token_id_logprobs.to_wire()
 
 
-def _said_seldom(output: EngineCoreOutput) -> Iterator[tuple[str, Any]]:
+def _said_seldom(output: EngineCoreOutput, aux_frames: list[bytes]) -> Iterator[tuple[str, Any]]:
     """Yield what few outputs say."""
     if output.pooling_output is not None:
         if output.pooling_output.is_ndarray:
             raise ValueError("pooling_output: an array where a tensor is due, which a Python frontend dies of")
-        yield "pooling_output", output.pooling_output.to_wire()
+        yield "pooling_output", output.pooling_output.to_wire(aux_frames)
     if output.stop_reason is not None:
         if isinstance(output.stop_reason, int):
             unsigned(output.stop_reason, "stop_reason")

@@ -26,7 +26,7 @@ from mockengine.wire.values import (
 
 _INT64_MIN = -(2**63)
 _POOLING_ITEMS_LEAST: Final = 5
-_POOLING_ITEMS_READ: Final = 9
+_POOLING_ITEMS_READ: Final = 11
 _LATE_INTERACTION_ITEMS_LEAST: Final = 2
 _IDS_TYPE: Final = "<i4"
 _IDS_DIMENSIONS: Final = 2
@@ -101,6 +101,7 @@ class PoolingParams:
         skip_reading_prefix_cache: whether nothing of the prompt may come out of the prefix cache.
         late_interaction_params: with documents that are scored by token embeddings.
         compressed_token_type_ids: where the second text of a pair begins in the prompt, if a model's tokenizer says so.
+        late_chunk_size: instead of a vector for each token, the mean of the vectors of so many is wanted.
 
     """
 
@@ -112,6 +113,7 @@ class PoolingParams:
     skip_reading_prefix_cache: bool = False
     late_interaction_params: LateInteractionParams | None = None
     compressed_token_type_ids: int | None = None
+    late_chunk_size: int | None = None
 
 
 _Reader = Callable[..., Any]
@@ -218,7 +220,7 @@ def read_pooling_params(value: Any, place: str) -> PoolingParams:
     if len(items) < _POOLING_ITEMS_LEAST:
         raise WireError(f"{place}: {len(items)} items where at least {_POOLING_ITEMS_LEAST} are expected")
     read = [*items[:_POOLING_ITEMS_READ], *[None] * (_POOLING_ITEMS_READ - len(items))]
-    use_activation, dimensions, step_tag_id, returned_ids, task, _, skip_cache, late_interaction, extra = read
+    use_activation, dimensions, step_tag_id, returned_ids, task, _, skip_cache, late_interaction, extra, _, late = read
     return PoolingParams(
         task=None if task is None else string(task, f"{place}.task"),
         use_activation=None if use_activation is None else boolean(use_activation, f"{place}.use_activation"),
@@ -228,6 +230,7 @@ def read_pooling_params(value: Any, place: str) -> PoolingParams:
         skip_reading_prefix_cache=skip_cache is not None and boolean(skip_cache, f"{place}.skip_reading_prefix_cache"),
         late_interaction_params=None if late_interaction is None else _late_interaction(late_interaction, place),
         compressed_token_type_ids=None if extra is None else _second_text(extra, f"{place}.extra_kwargs"),
+        late_chunk_size=None if late is None else _late_chunking(late, f"{place}.late_chunking_params"),
     )
 
 
@@ -242,6 +245,13 @@ def _late_interaction(value: Any, place: str) -> LateInteractionParams:
         query_key=string(query_key, f"{place}.query_key"),
         query_uses=None if query_uses is None else integer(query_uses, f"{place}.query_uses"),
     )
+
+
+def _late_chunking(value: Any, place: str) -> int:
+    items = array(value, place)
+    if not items:
+        raise wrong(place, items, "the size of a chunk")
+    return integer(items[0], f"{place}.chunk_size", low=1)
 
 
 def _second_text(value: Any, place: str) -> int | None:

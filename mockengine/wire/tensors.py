@@ -16,6 +16,8 @@ from mockengine.wire.values import array, integers, string, wrong
 _TENSOR_ITEMS = 3
 _DIMENSIONS_MOST: Final = 16
 """A product of many large dimensions takes for ever to compute; real tensors have five at most."""
+_LARGE_BYTES: Final = 256
+"""From here on vLLM sends data in a frame of its own."""
 _TYPESTR: Final = re.compile(r"[<|][?biufc]([0-9]{1,2})", re.ASCII)
 _ITEM_BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
@@ -45,15 +47,21 @@ class Tensor:
         """Whether it is a numpy array rather than a torch tensor; where one is due the other kills a frontend."""
         return _TYPESTR.fullmatch(self.dtype) is not None
 
-    def to_wire(self) -> list[Any]:
+    def to_wire(self, aux_frames: list[bytes] | None = None) -> list[Any]:
         """Return the wire form with the data inline, which receivers accept at any size.
+
+        Args:
+            aux_frames: those of the message, to which large data is added instead, so that nobody has to copy it.
 
         Raises:
             ValueError: the data does not fill the shape.
 
         """
         _check_size(self, "tensor")
-        return [self.dtype, list(self.shape), raw_view(self.data)]
+        if aux_frames is None or len(self.data) < _LARGE_BYTES:
+            return [self.dtype, list(self.shape), raw_view(self.data)]
+        aux_frames.append(self.data)
+        return [self.dtype, list(self.shape), len(aux_frames)]
 
 
 def read_tensor(value: Any, aux_frames: Sequence[bytes], place: str) -> Tensor:

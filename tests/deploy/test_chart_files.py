@@ -40,6 +40,10 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
     ),
     "reasoning_length": (["none", "128", 128, 0, "uniform:10:200"], ["", "some", "max_tokens", "normal:5", True]),
     "tool_call_form": (["hermes", "/etc/mockengine/form.toml"], ["", "folder/"]),
+    "supported_tasks": (
+        ["generate", "embed,token_embed", "embed, classify", '["embed", "token_classify"]'],
+        ["", "plugin", "embed,", "embed;classify", "[embed]", 7, True],
+    ),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "tokenizer": (["/models/mock", "/models/mock/", "tokenizer.json"], ["", "/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),

@@ -24,6 +24,7 @@ from mockengine.wire.outputs import (
     write_envelope,
 )
 from mockengine.wire.stats import PrefillStats, SchedulerStats
+from mockengine.wire.tensors import Tensor
 
 STEPS = [
     StepOutputs(engine_index=0, timestamp=1.5, outputs=(EngineCoreOutput(request_id="r1", new_token_ids=(1, 70_000)),)),
@@ -56,6 +57,25 @@ def test_without_rows_it_writes_what_the_ordinary_encoder_writes(line: Line) -> 
     for step in [*STEPS, *STEPS]:
         ((frame,),) = encoder.encode(step, line)
         assert unpack(bytes(frame)) == unpack(write_envelope(step, line)[0])
+
+
+def test_large_tensors_follow_in_frames_of_their_own() -> None:
+    sizes = (64, 10, 1_000)
+    outputs = tuple(
+        EngineCoreOutput(
+            request_id=f"r{size}", pooling_output=Tensor("float32", (size,), np.arange(size, dtype="<f4").tobytes())
+        )
+        for size in sizes
+    )
+    step = StepOutputs(engine_index=0, timestamp=1.5, outputs=outputs)
+    strip = Strip(3, 1)
+    strip.append(pack("r1"))
+    ((first, *aux_frames),) = StepEncoder(0).encode(step, NEWEST, [Rows(strip, _tokens(1, 1, 1))])
+    assert [len(frame) for frame in aux_frames] == [256, 4_000]
+    read = read_envelope([bytes(first), *map(bytes, aux_frames)], NEWEST)
+    assert isinstance(read, StepOutputs)
+    assert tuple(read.outputs[1:]) == outputs
+    assert [len(frame) for frame in write_envelope(step)[1:]] == [256, 4_000]
 
 
 def test_statistics_that_changed_are_written_anew() -> None:

@@ -225,11 +225,16 @@ def test_lora_request_of_every_line_is_read(items: list[Any], expected: LoraRequ
     assert request.lora_request == expected
 
 
-@pytest.mark.parametrize("tail", [[], [None], [[64]]], ids=["10 items", "11 items", "late chunking"])
-def test_pooling_params_of_every_line_are_read(tail: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("tail", "late_chunk_size"),
+    [([], None), ([None], None), ([[64]], 64)],
+    ids=["10 items", "11 items", "late chunking"],
+)
+def test_pooling_params_of_every_line_are_read(tail: list[Any], late_chunk_size: int | None) -> None:
     pooling = [True, 64, None, None, "embed", False, False, None, None, 2, *tail]
     request = read_array(["r", [1], None, None, pooling, 0.0])
-    assert request.pooling_params == PoolingParams("embed", use_activation=True, dimensions=64)
+    expected = PoolingParams("embed", use_activation=True, dimensions=64, late_chunk_size=late_chunk_size)
+    assert request.pooling_params == expected
     assert request.is_from_python
 
 
@@ -548,6 +553,10 @@ def logprobs_lists(draw: st.DrawFn, rows: int, *, as_tensors: bool) -> LogprobsL
     )
 
 
+# Those of 256 bytes and more have a frame of their own.
+TENSORS = [Tensor("uint8", (size,), bytes([size % 251]) * size) for size in (0, 1, 8, 255, 256, 1_000)]
+
+
 @st.composite
 def engine_core_outputs(draw: st.DrawFn) -> EngineCoreOutput:
     new_token_ids = draw(token_lists)
@@ -556,7 +565,7 @@ def engine_core_outputs(draw: st.DrawFn) -> EngineCoreOutput:
         new_token_ids=new_token_ids,
         new_logprobs=draw(st.none() | logprobs_lists(len(new_token_ids), as_tensors=False)),
         new_prompt_logprobs=draw(st.none() | logprobs_lists(3, as_tensors=True)),
-        pooling_output=draw(st.none() | st.binary(max_size=8).map(lambda data: Tensor("uint8", (len(data),), data))),
+        pooling_output=draw(st.none() | st.sampled_from(TENSORS)),
         finish_reason=draw(st.none() | st.sampled_from(FinishReason)),
         stop_reason=draw(st.none() | unsigned | names),
         events=draw(st.lists(st.builds(EngineCoreEvent, st.sampled_from(EventType), seconds), max_size=3).map(tuple)),

@@ -47,6 +47,8 @@ def test_shortest_params_have_defaults() -> None:
         ({"item_7": ["score_doc", "q"]}, {"late_interaction_params": LateInteractionParams("score_doc", "q")}),
         ({"item_8": {"compressed_token_type_ids": 9, "other": [1]}}, {"compressed_token_type_ids": 9}),
         ({"item_8": {"other": 1}}, {}),
+        ({"item_10": [7]}, {"late_chunk_size": 7}),
+        ({"item_10": [7, "later"]}, {"late_chunk_size": 7}),
     ],
 )
 def test_each_item_is_read(given: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -68,6 +70,8 @@ def test_each_item_is_read(given: dict[str, Any], expected: dict[str, Any]) -> N
         ({"item_7": ["cache_query", "q", -1]}, "late_interaction_params.query_uses: int -1"),
         ({"item_8": [1]}, "pooling_params.extra_kwargs: array of 1"),
         ({"item_8": {"compressed_token_type_ids": -1}}, "extra_kwargs.compressed_token_type_ids: int -1"),
+        ({"item_10": []}, "pooling_params.late_chunking_params: array of 0 where the size of a chunk"),
+        ({"item_10": [0]}, "pooling_params.late_chunking_params.chunk_size: int 0"),
     ],
 )
 def test_item_of_another_kind_is_refused_by_name(given: dict[str, Any], message: str) -> None:
