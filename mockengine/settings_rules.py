@@ -137,6 +137,18 @@ def _words_are_of_a_tokenizer(tokenizer: str | None, reply_source: str) -> str |
     return "without a tokenizer no words are known (set tokenizer to the folder of the frontend's model)"
 
 
+def _records_are_of_text(tokenizer: str | None, reply_dataset: str | None) -> str | None:
+    if tokenizer is not None or reply_dataset is None:
+        return None
+    return "without a tokenizer no text can be said (set tokenizer to the folder of the frontend's model)"
+
+
+def _there_are_records(reply_dataset: str | None, reply_dataset_lookup: str) -> str | None:
+    if reply_dataset is not None or reply_dataset_lookup == "prompt":
+        return None
+    return "there is nothing to look up (set reply_dataset, or leave it out)"
+
+
 def _steps_have_no_pace(load_model: str, timing: str, itl_ms: float) -> str | None:
     if load_model == "off" or timing == "per_request" or not itl_ms:
         return None
@@ -242,6 +254,8 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     *((("kv_role", name), partial(_is_about_transfers, default)) for name, default in _OF_TRANSFERS.items()),
     (("start_rank", "engine_count", "kv_role", "nixl_side_channel_port"), _every_rank_has_a_side_channel),
     (("tokenizer", "reply_source"), _words_are_of_a_tokenizer),
+    (("tokenizer", "reply_dataset"), _records_are_of_text),
+    (("reply_dataset", "reply_dataset_lookup"), _there_are_records),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),
