@@ -72,12 +72,12 @@ class UserMessage:
 
     Attributes:
         text: without the white space around it.
-        turns_since: how often the model has spoken since, which is when it calls tools and hears of their results.
+        tool_rounds: how often the model has spoken since, as it does to call tools, whose results it then hears.
 
     """
 
     text: str
-    turns_since: int = 0
+    tool_rounds: int = 0
 
 
 def last_user_message(prompt: str) -> UserMessage | None:

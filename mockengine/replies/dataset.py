@@ -133,7 +133,7 @@ def _hash(message: UserMessage) -> int:
     """Return what stands for a message, however its white space and its accents have come through a chat template."""
     text = _SPACE.sub("", normalize("NFC", message.text))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=_HASH_BYTES)
-    digest.update(b"\0%d" % message.turns_since)
+    digest.update(b"\0%d" % message.tool_rounds)
     return int.from_bytes(digest.digest(), "little")
 
 

@@ -115,8 +115,10 @@ def _text(content: object) -> str:
     """Return a text that may be in parts, of which others than texts do not count."""
     if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise expected(content, "a text, or a list of its parts,")
     texts = []
-    for part in _list(content, "the content"):
+    for part in content:
         if isinstance(part, str):
             texts.append(part)
         elif not isinstance(part, dict):

@@ -39,6 +39,7 @@ class Conditions:
         prompt_regex: to be found in it.
         last_message: part of what the user said last.
         last_message_regex: to be found in that.
+        tool_rounds: how often the model has called tools since.
         token_prefix: tokens that the prompt begins with, as 32-bit numbers.
         token_ids: tokens that follow each other somewhere in it, likewise.
         lora: name of the adapter.
@@ -52,6 +53,7 @@ class Conditions:
     prompt_regex: re.Pattern[str] | None = None
     last_message: str | None = None
     last_message_regex: re.Pattern[str] | None = None
+    tool_rounds: int | None = None
     token_prefix: bytes | None = None
     token_ids: bytes | None = None
     lora: str | None = None
@@ -98,6 +100,7 @@ class Conditions:
             and (self.token_ids is None or _follow(self.token_ids, asked.prompt_bytes))
             and (self.prompt_contains is None or self.prompt_contains in (asked.prompt_text or ""))
             and (self.last_message is None or self.last_message in (_last_message(asked) or ""))
+            and (self.tool_rounds is None or self.tool_rounds == _tool_rounds(asked))
         )
 
 
@@ -253,6 +256,11 @@ def _prompt(asked: Asked) -> str | None:
 def _last_message(asked: Asked) -> str | None:
     message = asked.last_message
     return None if message is None else message.text
+
+
+def _tool_rounds(asked: Asked) -> int | None:
+    message = asked.last_message
+    return None if message is None else message.tool_rounds
 
 
 def _follow(tokens: bytes, prompt: bytes) -> bool:

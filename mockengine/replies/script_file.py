@@ -24,7 +24,7 @@ MOST_BYTES: Final = 2**22
 _MOST_PROBLEMS: Final = 100
 _LINE_SUFFIXES: Final = (".jsonl", ".ndjson")
 _MS: Final = 1e-3
-_NO_TOKENIZER: Final = "it is about text (set tokenizer to the folder of the frontend's model)"
+_NO_TOKENIZER: Final = "text takes a tokenizer (set tokenizer to the folder of the frontend's model)"
 _SAID: Final = ("text", "template", "reasoning", "tool_calls")
 _REGEXES: Final = ("prompt_regex", "last_message_regex")
 
@@ -96,6 +96,7 @@ class _Reader:
         self._file = file
         self._located = located
         self._problems = problems
+        self._lacks_tokenizer = not file.has_tokenizer
         self._conditions = condition_readers()
         self._reply = reply_readers(file.vocab_size)
 
@@ -172,8 +173,8 @@ class _Reader:
 
     def _templated(self, values: Mapping[str, Any], place: Place, groups: Groups | None) -> Reply:
         """Return a reply, with what is the same for every request filled in already."""
-        text = self._template(values.get("template"), (*place, "template"), groups)
-        reasoning = self._template(values.get("reasoning"), (*place, "reasoning"), groups)
+        text = self._template("template", values.get("template"), (*place, "template"), groups)
+        reasoning = self._template("reasoning", values.get("reasoning"), (*place, "reasoning"), groups)
         calls = None
         if values.get("tool_calls") is not None:
             calls = [
@@ -195,18 +196,18 @@ class _Reader:
                 self._refuse(place, f"all that is said together has more than {MOST_TEXT_BYTES} bytes")
         return reply
 
-    def _template(self, text: str | None, place: Place, groups: Groups | None) -> Template | None:
+    def _template(self, label: str, text: str | None, place: Place, groups: Groups | None) -> Template | None:
         if text is None or groups is None:
             return None
         try:
             return Template.read(text, groups)
         except ValueError as error:
-            self._refuse(place, f"{place[-1]}: {error}")
+            self._refuse(place, f"{label}: {error}")
             return None
 
     def _arguments(self, value: Any, place: Place, groups: Groups | None) -> Any:
         if isinstance(value, str):
-            return self._template(value, place, groups)
+            return self._template("arguments", value, place, groups)
         if isinstance(value, dict):
             return {name: self._arguments(item, (*place, name), groups) for name, item in value.items()}
         if isinstance(value, list):
@@ -222,8 +223,8 @@ class _Reader:
         for number, item in enumerate(value):
             found = self._read((*place, number), f"tool_calls[{number}]", item, lambda one: read_tool_calls([one]))
             calls += [((*place, number, "arguments"), call) for call in found or ()]
-        if len(calls) == len(value):
-            self._read(place, "tool_calls", value, read_tool_calls)
+        if len(calls) == len(value) and self._read(place, "tool_calls", value, read_tool_calls) is None:
+            return None
         return calls
 
     # Values.
@@ -241,7 +242,9 @@ class _Reader:
         """Return the values that are in order, of those that there is a reader for."""
         values: dict[str, Any] = {}
         for name, item in fields.items():
-            if name in OF_TEXT and not self._file.has_tokenizer:
+            if name in OF_TEXT and self._lacks_tokenizer:
+                # Once is enough: it is not the file that is to be mended.
+                self._lacks_tokenizer = False
                 self._refuse((*place, name), f"{name}: {_NO_TOKENIZER}")
             if name in readers:
                 value = self._read((*place, name), name, item, readers[name])

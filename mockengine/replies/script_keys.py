@@ -33,7 +33,7 @@ Readers: TypeAlias = Mapping[str, Callable[[object], object]]
 
 OF_TEXT: Final = frozenset(
     {
-        *("prompt_contains", "prompt_regex", "last_message", "last_message_regex"),
+        *("prompt_contains", "prompt_regex", "last_message", "last_message_regex", "tool_rounds"),
         *("text", "template", "reasoning", "tool_calls"),
     }
 )
@@ -64,6 +64,7 @@ CONDITIONS: Final = (
     Key("prompt_regex", "a regex", "is found in the prompt's text"),
     Key("last_message", "a text", "is part of what the user said last"),
     Key("last_message_regex", "a regex", "is found in what the user said last"),
+    Key("tool_rounds", f"a whole number from 0 to {MAX_INT32}", "how often the model has called tools since"),
     Key("token_prefix", "a list of token ids", "the prompt begins with them"),
     Key("token_ids", "a list of token ids", "they follow each other somewhere in the prompt"),
     Key("lora", "a text", "name of the adapter that the request is for"),
@@ -104,7 +105,11 @@ REPLY: Final = (
         f"a whole number from 0 to {MAX_INT32}",
         "tokens of the prompt that are said to have come out of the cache, all but one at most",
     ),
-    Key("weight", f"a number above 0 and up to {_MOST_WEIGHT}", "how often it is taken among `replies`, 1 where it is left out"),
+    Key(
+        "weight",
+        f"a number above 0 and up to {_MOST_WEIGHT}",
+        "how often it is taken among `replies`, 1 where it is left out",
+    ),
 )
 
 
@@ -115,6 +120,7 @@ def condition_readers() -> Readers:
         "prompt_regex": _read_regex,
         "last_message": _read_some_text,
         "last_message_regex": _read_regex,
+        "tool_rounds": read_whole(0),
         "token_prefix": _read_some_tokens,
         "token_ids": _read_some_tokens,
         "lora": _read_some_text,
