@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the settings make of the engine: the part of them that stays when frontends come and go."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from mockengine.engine.timing import TimingConfig, make_timing
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
 from mockengine.lengths import LengthError, OutputLength, read_histogram, read_output_length, read_reasoning_length
+from mockengine.regex_limit import RegexLimit
+from mockengine.replies.dataset import Dataset, DatasetError, Lookup
 from mockengine.replies.forms import FormError, ToolCallForm, load_form
 from mockengine.replies.key import SeedScope
 from mockengine.replies.length import (
@@ -25,6 +28,8 @@ from mockengine.replies.length import (
 )
 from mockengine.replies.planner import RepliesConfig, ReplyKind
 from mockengine.replies.reasoning import has_marks
+from mockengine.replies.script_file import ScriptError, ScriptFile
+from mockengine.replies.scripted import Scripted, ScriptListener
 from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer, TokenizerError
@@ -80,18 +85,21 @@ class EngineSetup:
         )
 
 
-def set_up(settings: Settings) -> EngineSetup:
-    """Read what the settings name, and draw once whatever is drawn; raises `SetupError`."""
+def set_up(settings: Settings, listener: ScriptListener | None = None) -> EngineSetup:
+    """Read what the settings name, and draw once whatever is drawn; raises `SetupError`.
+
+    The listener hears of changes to a script.
+    """
     timing, differences = _timing(settings)
     try:
         make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
     except (ValueError, ArithmeticError) as error:
         raise SetupError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
     kv_engine_id = settings.kv_engine_id or str(uuid4())
-    return EngineSetup(settings, timing, _replies(settings), kv_engine_id, differences)
+    return EngineSetup(settings, timing, _replies(settings, listener), kv_engine_id, differences)
 
 
-def _replies(settings: Settings) -> RepliesConfig:
+def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConfig:
     tokenizer: Tokenizer | None = None
     if settings.tokenizer is not None:
         try:
@@ -114,15 +122,28 @@ def _replies(settings: Settings) -> RepliesConfig:
         tokenizer=tokenizer,
         writer=writer,
         tool_call_form=_tool_call_form(settings),
-        wishes=_wishes(settings, tokenizer, writer),
+        wishes=_wishes(settings, tokenizer, writer, listener),
         embedding_dim=settings.embedding_dim,
         num_labels=settings.num_labels,
     )
 
 
-def _wishes(settings: Settings, tokenizer: Tokenizer | None, writer: StructuredWriter | None) -> list[WishSource]:
+def _wishes(
+    settings: Settings, tokenizer: Tokenizer | None, writer: StructuredWriter | None, listener: ScriptListener | None
+) -> list[WishSource]:
+    """Return who may want something of a reply: the client goes before the script, and that before the data set."""
     vocab_size = settings.vocab_size if tokenizer is None else tokenizer.vocab_size
     wishes: list[WishSource] = [Steering(vocab_size, is_on=settings.steering)]
+    try:
+        if settings.reply_script is not None:
+            file = ScriptFile(Path(settings.reply_script), vocab_size, has_tokenizer=tokenizer is not None)
+            wishes.append(Scripted(file, time.time_ns, listener, RegexLimit().search))
+        if settings.reply_dataset is not None:
+            wishes.append(Dataset(Path(settings.reply_dataset), Lookup(settings.reply_dataset_lookup)))
+    except ScriptError as error:
+        raise SetupError(f"reply_script: {error}") from error
+    except DatasetError as error:
+        raise SetupError(f"reply_dataset: {error}") from error
     if tokenizer is not None and writer is not None and settings.tool_call_probability:
         wishes.append(ToolCalling(settings.tool_call_probability, writer, tokenizer))
     return wishes

@@ -146,6 +146,19 @@ class Journal:
             hint="steps take as long as there, but fill in another way: set these as there, or take another profile",
         )
 
+    def script_reloaded(self, file: str, rules: int) -> None:
+        """Log that a script has changed and is in effect."""
+        self._log.info(Event.SCRIPT_RELOADED, file=file, rules=rules)
+
+    def script_refused(self, file: str, problems: Sequence[str]) -> None:
+        """Log that a script has changed and cannot be used."""
+        self._log.warning(
+            Event.SCRIPT_REFUSED,
+            file=file,
+            problems=list(problems),
+            hint="what it said before stays in effect: mend the file, and it is read again",
+        )
+
     def joining(self, address: str, ranks: Sequence[int], waiting_for: str, waited_s: float, hint: str | None) -> None:
         """Log what joining waits for, as a warning where something seems to be wrong with it."""
         log = self._log.info if hint is None else self._log.warning

@@ -48,6 +48,8 @@ class Event(StrEnum):
     ENGINE_FAILED = "engine failed"
     RELEASE_CONTRADICTED = "release contradicted"
     PROFILE_DIFFERS = "profile differs"
+    SCRIPT_RELOADED = "script reloaded"
+    SCRIPT_REFUSED = "script refused"
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"

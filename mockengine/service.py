@@ -85,7 +85,7 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
             admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
             publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
             cleanup.callback(publishers.close)
-            setup = set_up(settings)
+            setup = set_up(settings, journal)
         except KvEventsError as error:
             raise StartError(f"{error} (see to kv_events_endpoint and kv_events_replay_endpoint)") from error
         except (AdminPortError, StateFileError, SetupError) as error:

@@ -366,6 +366,27 @@ class Settings(BaseSettings):
             "again."
         ),
     )
+    reply_script: OptionalPath = Field(
+        default=None,
+        description=(
+            "File of rules, in YAML or JSON Lines, that say which requests get which replies; it is read again when it "
+            "changes."
+        ),
+    )
+    reply_dataset: OptionalPath = Field(
+        default=None,
+        description=(
+            "File of conversations, or of prompts with completions, in JSON or JSON Lines, whose replies are said; it "
+            "needs tokenizer."
+        ),
+    )
+    reply_dataset_lookup: Literal["prompt", "in_order"] = Field(
+        default="prompt",
+        description=(
+            "Which reply of reply_dataset a request gets: prompt is the one to its prompt, if there is any, in_order "
+            "one after the other, from the beginning again after the last."
+        ),
+    )
     output_length: OutputLength = Field(
         default="max_tokens",
         description=(

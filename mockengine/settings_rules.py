@@ -156,6 +156,18 @@ def _is_about_tasks(tasks: tuple[str, ...], default: object, supported_tasks: st
     return f"supported_tasks names none of {', '.join(tasks)}, which it is about (add one, or leave it out)"
 
 
+def _records_are_of_text(tokenizer: str | None, reply_dataset: str | None) -> str | None:
+    if tokenizer is not None or reply_dataset is None:
+        return None
+    return "without a tokenizer no text can be said (set tokenizer to the folder of the frontend's model)"
+
+
+def _there_are_records(reply_dataset: str | None, reply_dataset_lookup: str) -> str | None:
+    if reply_dataset is not None or reply_dataset_lookup == "prompt":
+        return None
+    return "there is nothing to look up (set reply_dataset, or leave it out)"
+
+
 def _steps_have_no_pace(load_model: str, timing: str, itl_ms: float) -> str | None:
     if load_model == "off" or timing == "per_request" or not itl_ms:
         return None
@@ -265,6 +277,8 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("tokenizer", "tool_call_probability"), _tools_are_found_with_a_tokenizer),
     (("supported_tasks", "embedding_dim"), partial(_is_about_tasks, ("embed", "token_embed"), 256)),
     (("supported_tasks", "num_labels"), partial(_is_about_tasks, ("classify", "score", "token_classify"), 2)),
+    (("tokenizer", "reply_dataset"), _records_are_of_text),
+    (("reply_dataset", "reply_dataset_lookup"), _there_are_records),
     (("load_model", "timing", "itl_ms"), _steps_have_no_pace),
     *((("timing", name), partial(_is_used_by, "per_request", default)) for name, default in _OF_REQUESTS.items()),
     *((("timing", name), partial(_is_used_by, "step", 0.0)) for name in _OF_STEPS),

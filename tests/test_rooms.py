@@ -34,7 +34,8 @@ MAY_IMPORT = {
     "smoke": set[str](),
     "fit": {"engine"},
     "publishers": {"transport", "wire"},
-    "engine_setup": {"settings", "settings_types", "lengths", "fit", "engine", "replies", "wire"},
+    "regex_limit": set(),
+    "engine_setup": {"settings", "settings_types", "lengths", "fit", "regex_limit", "engine", "replies", "wire"},
     "service": {
         *("settings", "engine_setup", "logs", "journal", "watch", "state_file", "publishers"),
         *("wire", "engine", "transport", "admin", ""),

@@ -109,15 +109,18 @@ def read_tool_calls(value: object) -> Sequence[ToolCall]:
     return calls
 
 
-def read_error(value: object) -> RequestError:
-    """Read an error as an object of `code`, `message` and `retryable`, or JSON of one; each may be left out."""
+def read_error(value: object, message: str | None = None) -> RequestError:
+    """Read an error as an object of `code`, `message` and `retryable`, or JSON of one; each may be left out.
+
+    Where the message is, it is `message`, or that the client asked for it.
+    """
     found = read_object(value, "code, message and retryable")
     parts = {name: part for name, part in found.items() if part is not None}
     readers: Mapping[str, Callable[[object], Any]] = {"code": read_text, "message": read_text, "retryable": read_bool}
     for name in parts:
         if name not in readers:
             raise ValueError(f"{printable(name)} is unknown (allowed are {', '.join(readers)})")
-    return error_of(**{name: readers[name](part) for name, part in parts.items()})
+    return error_of(**{"message": message} | {name: readers[name](part) for name, part in parts.items()})
 
 
 def error_of(code: str | None = None, message: str | None = None, *, retryable: bool | None = None) -> RequestError:
