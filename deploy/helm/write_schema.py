@@ -64,6 +64,8 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     },
     "tool_call_form": {"pattern": "^.{0,500}[^/]$"},
     "supported_tasks": {"pattern": _TASK_LIST},
+    "reply_script": {"pattern": "^.{0,500}[^/]$"},
+    "reply_dataset": {"pattern": "^.{0,500}[^/]$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
     "tokenizer": {"pattern": "^.{0,500}[^/]/?$"},
 }

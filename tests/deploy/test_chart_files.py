@@ -44,6 +44,8 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
         ["generate", "embed,token_embed", "embed, classify", '["embed", "token_classify"]'],
         ["", "plugin", "embed,", "embed;classify", "[embed]", 7, True],
     ),
+    "reply_script": (["/etc/mockengine/replies.yaml", "rules.jsonl"], ["", "folder/"]),
+    "reply_dataset": (["/data/ShareGPT_V3.json", "replies"], ["", "folder/"]),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "tokenizer": (["/models/mock", "/models/mock/", "tokenizer.json"], ["", "/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
