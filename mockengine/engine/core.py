@@ -153,7 +153,7 @@ class EngineCore:
 
         """
         due = self._runner.due(now, blocked)
-        if self._pooled.has_some_for_others_than(blocked):
+        if self._pooled and self._pooled.has_some_for_others_than(blocked):
             return now if due is None else min(due, now)
         if due is not None and (self.num_requests or self._runner.is_computing):
             # What is due may be a transfer, long after.

@@ -42,7 +42,7 @@ class Request:
         self.accepted_at = now
         self.output_tokens = 0
         self._num_prompt_tokens = request.num_prompt_tokens
-        self._max_tokens = request.sampling_params.max_tokens if request.sampling_params else None
+        self._max_tokens = request.sampling_params.max_tokens if request.sampling_params else 0
         self._trace_headers = request.trace_headers
         self._ending = plan.ending
         self.key = plan.key

@@ -121,7 +121,7 @@ def test_numbers_are_said_once_with_what_any_first_and_last_output_says(
     assert output.trace_headers == {"traceparent": "00-1"}
     assert output.spec_decode_metrics is None
     assert [(served.request_id, reason) for served, reason, _ in rig.watcher.finished] == [("r1", "stop")]
-    assert len(rig.watcher.started) == 1
+    assert [(served.prompt_tokens, served.max_tokens) for served in rig.watcher.started] == [(40, 0)]
     assert rig.ranks.num_requests == 0
     last = steps(rig)[-1].scheduler_stats
     assert last is not None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logprobs as the Python frontend's own classes understand them; no server is started."""
+"""Logprobs and pooling outputs as the Python frontend's own classes understand them; no server is started."""
 
 import json
 import subprocess
+from array import array
 from functools import cache
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 from mockengine.replies.logprobs import ALL, TokenScorer
+from mockengine.replies.pooling import Pooler
 from mockengine.wire.codec import unpack
 from mockengine.wire.logprobs import logprobs_lists
-from mockengine.wire.outputs import EngineCoreOutput, StepOutputs, write_envelope
+from mockengine.wire.outputs import EngineCoreOutput, FinishReason, StepOutputs, write_envelope
+from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import (
     LateInteractionParams,
     PoolingParams,
@@ -26,6 +29,8 @@ pytestmark = [pytest.mark.python_frontend, pytest.mark.timeout(400)]
 
 VOCAB = 300
 SCORER = TokenScorer(VOCAB)
+POOLER = Pooler(16, 3)
+WIDE = Pooler(300, 3)
 KEYS = np.array([3, 4], np.uint64)
 TOKENS = np.array([[5, 299, 6], [7, 8, 8]], np.uint32)
 PROMPT = np.array([9, 0, 9, 2], np.uint32)
@@ -49,8 +54,12 @@ def said(positions):
     return [None if one is None else [[id, l.logprob, l.rank] for id, l in one.items()] for one in positions]
 
 answers = []
-for asked, envelope in json.load(sys.stdin):
-    (output,) = MsgpackDecoder(EngineCoreOutputs).decode(bytes.fromhex(envelope)).outputs
+for asked, frames in json.load(sys.stdin):
+    (output,) = MsgpackDecoder(EngineCoreOutputs).decode([bytes.fromhex(frame) for frame in frames]).outputs
+    if output.pooling_output is not None:
+        tensor = output.pooling_output
+        answers.append([str(tensor.dtype), list(tensor.shape), tensor.flatten().tolist()])
+        continue
     processor = LogprobsProcessor.from_new_request(None, Request(**asked))
     processor.update_from_output(output)
     answers.append([said(processor.logprobs), said(processor.pop_prompt_logprobs())])
@@ -86,6 +95,15 @@ def scored_prompt(num_logprobs: int, prompt: np.ndarray[Any, np.dtype[np.uint32]
     return output(new_token_ids=(1,), new_prompt_logprobs=lists)
 
 
+def pooled(task: str, pooler: Pooler = POOLER, **params: Any) -> EngineCoreOutput:
+    asked = PoolingParams(task, **{"use_activation": True, "dimensions": None, **params})
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=array("I", PROMPT.tolist()), pooling_params=asked)
+    reply = pooler.ask(request)
+    while (tensor := reply.go_on()) is None:
+        pass
+    return output(pooling_output=tensor, finish_reason=FinishReason.STOP)
+
+
 ASKED: dict[str, tuple[dict[str, Any], EngineCoreOutput]] = {
     "k 0": ({"logprobs": 0}, scored(0)),
     "k 5": ({"logprobs": 5}, scored(5)),
@@ -94,6 +112,12 @@ ASKED: dict[str, tuple[dict[str, Any], EngineCoreOutput]] = {
     "prompt k 2": ({"prompt_logprobs": 2}, scored_prompt(2)),
     "prompt all": ({"prompt_logprobs": -1}, scored_prompt(ALL)),
     "prompt of one token": ({"prompt_logprobs": 2}, scored_prompt(2, PROMPT[:1])),
+    "embed": ({}, pooled("embed")),
+    "embed, in a frame": ({}, pooled("embed", WIDE)),
+    "classify": ({}, pooled("classify")),
+    "token_embed": ({}, pooled("token_embed")),
+    "token_embed, in a frame": ({}, pooled("token_embed", WIDE)),
+    "cache_query": ({}, pooled("token_embed", late_interaction_params=LateInteractionParams("cache_query", "q"))),
 }
 
 
@@ -101,7 +125,7 @@ ASKED: dict[str, tuple[dict[str, Any], EngineCoreOutput]] = {
 def answers() -> tuple[dict[str, Any], list[list[bytes]]]:
     """Return what the frontend's classes make of all of them, and two of its own messages."""
     asked = [
-        [params, write_envelope(StepOutputs(engine_index=0, timestamp=1.0, outputs=(said,)))[0].hex()]
+        [params, [frame.hex() for frame in write_envelope(StepOutputs(engine_index=0, timestamp=1.0, outputs=(said,)))]]
         for params, said in ASKED.values()
     ]
     run = subprocess.run(
@@ -150,6 +174,24 @@ def test_prompt_logprobs_are_read_for_every_token_but_the_first() -> None:
         known = {token: logprob for token, logprob, _ in all_of_it}
         assert all(known[token] == logprob for token, logprob, _ in position)
     assert answers()[0]["prompt of one token"][1] == [None]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("embed", [16]),
+        ("embed, in a frame", [300]),
+        ("classify", [3]),
+        ("token_embed", [4, 16]),
+        ("token_embed, in a frame", [4, 300]),
+        ("cache_query", []),
+    ],
+)
+def test_pooling_outputs_are_torch_tensors(name: str, shape: list[int]) -> None:
+    sent = ASKED[name][1].pooling_output
+    assert sent is not None
+    numbers = np.frombuffer(sent.data, "<f4").tolist()
+    assert answers()[0][name] == ["torch.float32", shape, numbers]
 
 
 def test_params_are_read_as_the_frontend_writes_them() -> None:
