@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files that settings name are read at the start, and what is wrong with them names the setting."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,14 @@ import pytest
 
 from mockengine.cli import main
 from mockengine.engine_setup import SetupError, set_up
+from mockengine.replies.wish import NO_WISH, Wish
 from mockengine.settings import Settings
+from mockengine.wire.sampling import SamplingParams
+from tests.support.scripts import asking
 from tests.support.stack import MODEL
 
 FITTED = {"load_model": "vllm", "timing": "fitted"}
+MODEL_SET = {"tokenizer": str(MODEL)}
 
 
 @pytest.mark.parametrize(
@@ -24,6 +29,16 @@ FITTED = {"load_model": "vllm", "timing": "fitted"}
             {"output_length": "histogram:{folder}/text"},
             "output_length: .*text, line 1: 'some text' is neither",
         ),
+        ({"reply_script": "{folder}/absent"}, "reply_script: .*\n  .*absent:1: No such file or directory"),
+        (
+            {"reply_script": "{folder}/rules"},
+            "reply_script: the file has 2 problems:\n  .*rules:1: text: .*set tokenizer .*\n  .*rules:2: the rule ",
+        ),
+        ({**MODEL_SET, "reply_dataset": "{folder}/absent"}, "reply_dataset: .*absent: No such file or directory"),
+        (
+            {**MODEL_SET, "reply_dataset": "{folder}/text"},
+            "reply_dataset: the file has a problem .*\n  .*text:1: not JSON: ",
+        ),
         ({**FITTED, "timing_profile": "{folder}/absent"}, "timing_profile: .*absent: No such file or directory"),
         ({**FITTED, "timing_profile": "{folder}/text"}, "timing_profile: .*text: no profile"),
     ],
@@ -32,6 +47,7 @@ def test_a_file_that_cannot_be_used_is_told_with_its_setting(
     tmp_path: Path, settings: dict[str, Any], said: str
 ) -> None:
     (tmp_path / "text").write_text("some text\n")
+    (tmp_path / "rules").write_text("- reply: {text: hello}\n- match: {}\n")
     given = {name: value.format(folder=tmp_path) for name, value in settings.items()}
 
     with pytest.raises(SetupError, match=said):
@@ -51,3 +67,45 @@ def test_settings_become_what_is_said() -> None:
     assert setup.replies.seed == 3
     assert setup.replies.output_length is not None
     assert {setup.replies.output_length(key) for key in range(100)} == {5, 6, 7, 8, 9}
+
+
+def test_the_client_goes_before_the_script_and_that_before_the_data_set(tmp_path: Path) -> None:
+    script, dataset = tmp_path / "rules.yaml", tmp_path / "records.jsonl"
+    script.write_text("- match: {prompt_contains: hello}\n  reply: {text: script, output_tokens: 5}\n")
+    dataset.write_text(
+        '{"prompt": "hello", "completion": "set", "output_tokens": 7}\n{"prompt": "x", "completion": "y"}\n'
+    )
+    setup = set_up(Settings(tokenizer=str(MODEL), reply_script=str(script), reply_dataset=str(dataset)))
+    tokenizer = setup.replies.tokenizer
+
+    def wish(prompt: str, **extra_args: object) -> Wish:
+        asked = asking(prompt, tokenizer)
+        asked.params = SamplingParams(extra_args=extra_args)
+        found = NO_WISH
+        for source in setup.replies.wishes:
+            found = found.over(source.wish_for(asked) or NO_WISH)
+        return found
+
+    assert wish("hello", mock_text="client") == Wish(text="client")
+    assert wish("hello") == Wish(text="script", output_tokens=5)
+    assert wish("x") == Wish(text="y")
+    assert wish("z") == NO_WISH
+
+
+def test_whoever_sets_up_hears_of_changes_to_the_script(tmp_path: Path) -> None:
+    heard: list[tuple[str, object]] = []
+
+    class Listener:
+        def script_reloaded(self, file: str, rules: int) -> None:
+            heard.append((file, rules))
+
+        def script_refused(self, file: str, problems: Sequence[str]) -> None:
+            heard.append((file, list(problems)))
+
+    script = tmp_path / "rules.yaml"
+    script.write_text("[]")
+    _, scripted = set_up(Settings(reply_script=str(script)), Listener()).replies.wishes
+    for text in ("- reply: {token_ids: [1]}", "- reply"):
+        script.write_text(text)
+        assert scripted.wish_for(asking([5])) == Wish(token_ids=[1])
+    assert heard == [(str(script), 1), (str(script), [f"{script}:1: str 'reply' where a rule, a mapping, is expected"])]

@@ -43,6 +43,8 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.PROFILE_DIFFERS: lambda journal: journal.profile_differs(
         "profile.yaml", ["max_num_seqs: 256 here, 64 there"]
     ),
+    Event.SCRIPT_RELOADED: lambda journal: journal.script_reloaded("replies.yaml", 12),
+    Event.SCRIPT_REFUSED: lambda journal: journal.script_refused("replies.yaml", ["replies.yaml:3: a reason"]),
     Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
     Event.KV_TRANSFER_IGNORED: lambda journal: journal.transfer_ignored("r1", 0, 0, "kv_role is none"),
 }

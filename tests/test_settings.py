@@ -41,6 +41,8 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "admin_host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "localhost"]),  # noqa: S104
     "state_file": st.sampled_from(["/var/lib/mockengine/state.json", "state", "a folder/state", "é"]),
     "tokenizer": st.sampled_from(["/models/mock", "tokenizer.json", "a folder/tokenizer.json"]),
+    "reply_script": st.sampled_from(["/etc/mockengine/replies.yaml", "rules.jsonl", "a folder/é"]),
+    "reply_dataset": st.sampled_from(["/data/ShareGPT_V3.json", "replies.jsonl"]),
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
@@ -80,6 +82,8 @@ _NEEDED: dict[str, dict[str, object]] = {
     "itl_stddev_ms": {"timing": "per_request", "itl_ms": 1.0},
     "prefill_stddev_ms_per_token": {"timing": "per_request", "prefill_ms_per_token": 1.0},
     "kv_events_endpoint": {"load_model": "vllm"},
+    "reply_dataset": {"tokenizer": "/models/mock"},
+    "reply_dataset_lookup": {"tokenizer": "/models/mock", "reply_dataset": "/data/replies.jsonl"},
     **{name: {"spec_tokens": 3} for name in ("acceptance_rate", "per_request_spec_decode_metrics")},
     **{
         name: {"load_model": "vllm", "kv_events_endpoint": "tcp://*:5557"}
@@ -296,6 +300,27 @@ def test_settings_read_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_made_in_code_refuse_a_combination_that_cannot_work() -> None:
     with pytest.raises(ValidationError, match="max_num_batched_tokens, max_num_seqs: a step could not"):
         Settings(max_num_batched_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"tokenizer": None, "reply_dataset": "replies.jsonl"},
+            "without a tokenizer no text can be said (set tokenizer to the folder of the frontend's model)",
+        ),
+        ({"tokenizer": "model", "reply_dataset": "replies.jsonl"}, None),
+        ({"tokenizer": None, "reply_dataset": None}, None),
+        (
+            {"reply_dataset": None, "reply_dataset_lookup": "in_order"},
+            "there is nothing to look up (set reply_dataset, or leave it out)",
+        ),
+        ({"reply_dataset": "replies.jsonl", "reply_dataset_lookup": "in_order"}, None),
+        ({"reply_dataset": None, "reply_dataset_lookup": "prompt"}, None),
+    ],
+)
+def test_replies_of_a_data_set_take_a_data_set_and_a_tokenizer(values: dict[str, object], said: str | None) -> None:
+    assert list(combination_problems(values)) == ([] if said is None else [(tuple(values), said)])
 
 
 def test_the_data_parallel_size_is_that_of_this_process_unless_given() -> None:

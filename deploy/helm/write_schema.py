@@ -54,6 +54,8 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "output_length": {
         "anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, {"type": "string", "pattern": _LENGTH}]
     },
+    "reply_script": {"pattern": "^.{0,500}[^/]$"},
+    "reply_dataset": {"pattern": "^.{0,500}[^/]$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
     "tokenizer": {"pattern": "^.{0,500}[^/]/?$"},
 }

@@ -18,8 +18,8 @@ from mockengine.replies.template import Groups, Template
 from mockengine.replies.wish import OwnTiming, ToolCall, Wish
 from mockengine.wire.outputs import FinishReason
 
-MOST_BYTES: Final = 2**22
-"""Of a file: a second or two, in which nothing else goes on when it is read again."""
+MOST_BYTES: Final = 2**20
+"""Of a file: up to a second, in which nothing else goes on when it is read again."""
 
 _MOST_PROBLEMS: Final = 100
 _LINE_SUFFIXES: Final = (".jsonl", ".ndjson")

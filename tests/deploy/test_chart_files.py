@@ -38,6 +38,8 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
         ["max_tokens", "128", 128, "uniform:10:200", "normal:128:32.5", "lognormal:128:0", "histogram:/lengths.txt"],
         ["", "some", 0, "normal:5", "normal:-5:1", "histogram:", True],
     ),
+    "reply_script": (["/etc/mockengine/replies.yaml", "rules.jsonl"], ["", "folder/"]),
+    "reply_dataset": (["/data/ShareGPT_V3.json", "replies"], ["", "folder/"]),
     "timing_profile": (["/etc/mockengine/profile.yaml", "profile"], ["", "folder/"]),
     "tokenizer": (["/models/mock", "/models/mock/", "tokenizer.json"], ["", "/"]),
     "parallel_config_hash": (["0123456789abcdef" * 4], ["", "0" * 63, "A" * 64, 7]),
