@@ -88,7 +88,7 @@ def test_the_client_goes_before_the_script_and_that_before_the_data_set(tmp_path
             found = found.over(source.wish_for(asked) or NO_WISH)
         return found
 
-    assert wish("hello", mock_text="client") == Wish(text="client", output_tokens=5)
+    assert wish("hello", mock_text="client") == Wish(text="client")
     assert wish("hello") == Wish(text="script", output_tokens=5)
     assert wish("x") == Wish(text="y")
     assert wish("z") == NO_WISH

@@ -62,6 +62,15 @@ def text_of(data: bytes, problems: list[Problem]) -> str | None:
         return None
 
 
+def check_characters(text: str) -> None:
+    """Refuse a text that cannot be sent; raises `ValueError`."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise ValueError(f"{half} is half a character (write both halves, or the character itself)") from None
+
+
 def read_json_lines(text: str, problems: list[Problem]) -> Located:
     """Read a list of values, one on each line that is not empty; lines that are no JSON are problems."""
     values: list[object] = []
@@ -74,6 +83,9 @@ def read_json_lines(text: str, problems: list[Problem]) -> Located:
             value: object = json.loads(
                 line, parse_int=_whole, parse_constant=_refuse_constant, object_pairs_hook=_without_twins
             )
+            # Only an escape can say half a character.
+            if "\\u" in line:
+                check_characters(json.dumps(value, ensure_ascii=False))
         except RecursionError:
             problems.append(Problem(number, "it is nested too deep"))
         except json.JSONDecodeError as error:

@@ -9,6 +9,7 @@ from mockengine.replies.asked import Asked
 from mockengine.wire.outputs import FinishReason, RequestError
 
 _SAYING: Final = frozenset({"text", "token_ids", "reasoning", "tool_calls"})
+_ENDING: Final = frozenset({"output_tokens", "finish_reason", "error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,16 @@ class Wish:
         return any(getattr(self, name) is not None for name in _SAYING)
 
     def over(self, other: "Wish") -> "Wish":
-        """Return this wish, with what it leaves open as the other has it; what is said is of one of them alone."""
-        names = [each.name for each in fields(self)]
+        """Return this wish, with what it leaves open as the other has it.
+
+        What is said is of one of them alone, and ends as that one has it; an error is of who says why it ends.
+        """
+        kept: frozenset[str] = frozenset()
         if self.says_something:
-            names = [name for name in names if name not in _SAYING]
+            kept = _SAYING | _ENDING
+        elif self.finish_reason is not None:
+            kept = frozenset({"error"})
+        names = [each.name for each in fields(self) if each.name not in kept]
         missing = {name: getattr(other, name) for name in names if getattr(self, name) is None}
         if self.timing is not None and other.timing is not None:
             missing["timing"] = self.timing.over(other.timing)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import yaml
 
-from mockengine.replies.located import Located, Place, Problem
+from mockengine.replies.located import Located, Place, Problem, check_characters
 
 MOST_DEPTH: Final = 64
 
@@ -79,7 +79,8 @@ class _YamlReader:
             return None
         self._check_tag(event)
         if isinstance(event, yaml.ScalarEvent):
-            return _scalar(event.value) if event.implicit[0] else event.value
+            text = self._text(event)
+            return _scalar(text) if event.implicit[0] else text
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(events, place)
         return self._mapping(events, place)
@@ -102,8 +103,9 @@ class _YamlReader:
                 self._value(event, events, (*place, ""))
                 self._value(next(events), events, (*place, ""))
                 continue
-            name, inner = event.value, (*place, event.value)
             self._check_tag(event)
+            name = self._text(event)
+            inner: Place = (*place, name)
             if name in items:
                 self._refuse(event, f"{name}: it is there already, on line {self._found.line(inner)}")
                 inner = (*place, "")
@@ -117,6 +119,16 @@ class _YamlReader:
         implicit = event.implicit if isinstance(event.implicit, tuple) else (event.implicit,)
         if not any(implicit):
             self._refuse(event, f"{event.tag}: tags are not allowed")
+
+    def _text(self, event: Any) -> str:
+        """Return the text of a scalar, as it can be sent."""
+        text = str(event.value)
+        try:
+            check_characters(text)
+        except ValueError as error:
+            self._refuse(event, str(error))
+            return text.encode("utf-8", "replace").decode()
+        return text
 
     def _refuse(self, event: Any, text: str) -> None:
         self._problems.append(Problem(_line(event), text))

@@ -2,6 +2,7 @@
 """Files of scripts: all that is wrong is told with its line, and nothing that is in a file is more than a problem."""
 
 import json
+import re
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mockengine.replies import yaml_values
 from mockengine.replies.located import Problem, read_json_lines
 from mockengine.replies.rules import Conditions, Reply, Rule, Script
 from mockengine.replies.script_file import ScriptError, ScriptFile
@@ -299,6 +301,21 @@ def test_all_that_is_wrong_is_told_in_the_order_of_the_file() -> None:
     ]
     for empty in ("", "\n\r\n  \n"):
         assert problems(empty, "x.jsonl") == ["1: there are no rules (write one on each line, or unset reply_script)"]
+
+
+@pytest.mark.parametrize("loader", [yaml.SafeLoader, getattr(yaml, "CSafeLoader", None)])
+def test_half_a_character_is_none(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reader of YAML refuses it by itself, the other does not."""
+    monkeypatch.setattr(yaml_values, "_LOADER", loader)
+    for part in ('{text: "\\ud800"}', '{tool_calls: [{name: f, arguments: {x: "\\ud800"}}]}', '{"\\ud800": 1}'):
+        assert any(re.match("1: .*character", line) for line in problems(f"- reply: {part}"))
+    half = "\\ud800 is half a character (write both halves, or the character itself)"
+    for part in (
+        '{"text": "\\ud800"}',
+        '{"tool_calls": [{"name": "f", "arguments": {"x": "\\ud800"}}]}',
+        '{"\\ud800": 1}',
+    ):
+        assert problems(f'{{"reply": {part}}}', "x.jsonl") == [f"1: {half}"]
 
 
 def test_text_takes_a_tokenizer() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +25,7 @@ from mockengine.wire.codec import pack, unpack
 from mockengine.wire.outputs import FinishReason, RequestError
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import SamplingParams, read_sampling_params
+from tests.support.docs import table
 from tests.support.rig import CONFIG, Rig, request
 
 VOCAB_SIZE = 1_000
@@ -33,7 +33,6 @@ NAMES = [key.name for key in KEYS]
 ERROR = FinishReason.ERROR
 MESSAGE = "the client asked for this error"
 A_CALL = "an object with name, which is a text, and arguments, and nothing else, is expected"
-DOCS = Path(__file__).parents[2] / "docs" / "replies.md"
 
 
 def wish_for(extra_args: Mapping[str, object] | None, *, is_on: bool = True) -> Wish | None:
@@ -320,23 +319,10 @@ def test_the_engine_answers_as_asked_and_refuses_what_it_cannot() -> None:
 # The docs.
 
 
-def _table(heading: str) -> list[list[str]]:
-    """Return the rows of the first table after a heading of the docs."""
-    after = DOCS.read_text(encoding="utf-8").split(f"\n{heading}\n", 1)[1]
-    lines = iter(after.splitlines())
-    rows = []
-    for line in lines:
-        if line.startswith("|"):
-            rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
-        elif rows:
-            break
-    return rows[2:]
-
-
 def test_the_docs_have_every_key_and_every_fault() -> None:
     assert list(Steering(VOCAB_SIZE)._readers) == NAMES
     rows = [[f"`mock_{key.name}`", key.allowed, key.meaning] for key in KEYS]
-    assert _table("## A client steers its request") == rows
-    assert _table("### Faults") == [
+    assert table("## A client steers its request") == rows
+    assert table("### Faults") == [
         [f"`{fault.name}`" + (f", `{fault.name}:N`" if fault.takes_number else ""), fault.meaning] for fault in FAULTS
     ]

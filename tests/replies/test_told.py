@@ -3,6 +3,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,6 +119,15 @@ def test_the_first_who_wants_something_has_it() -> None:
 
     assert wish == Wish(token_ids=(7,), timing=slow, cached_tokens=3)
     assert _reply(None, Wish(token_ids=(7,)), Wish(token_ids=(8,)), **EOS_PARAMS)[0] == [7, EOS]
+
+
+def test_what_is_said_ends_as_who_says_it_has_it() -> None:
+    failing = Wish(output_tokens=3, finish_reason=FinishReason.ERROR, error=FAILURE, cached_tokens=3)
+
+    assert Wish(token_ids=(7,)).over(failing) == Wish(token_ids=(7,), cached_tokens=3)
+    assert Wish(finish_reason=LENGTH).over(failing) == Wish(output_tokens=3, finish_reason=LENGTH, cached_tokens=3)
+    assert Wish(output_tokens=4).over(failing) == replace(failing, output_tokens=4)
+    assert Wish(output_tokens=4).over(Wish(token_ids=(7,))) == Wish(output_tokens=4, token_ids=(7,))
 
 
 def test_a_text_without_a_tokenizer_is_refused() -> None:
