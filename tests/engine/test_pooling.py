@@ -356,6 +356,23 @@ def test_a_large_reply_holds_up_nobody_and_can_be_aborted_half_way() -> None:
     assert rig.outputs("large") == []
 
 
+@pytest.mark.parametrize("runner", ["pace", "vllm step", "vllm per_request"])
+def test_a_large_reply_changes_nobodys_times(runner: str) -> None:
+    stamps = []
+    for prompt in ([5], MANY):
+        config = replace(RUNNERS[runner], max_model_len=2**18, replies=LONG.replies)
+        if config.batching is not None:
+            config = replace(config, batching=BatchingConfig(num_gpu_blocks=2**15, max_num_batched_tokens=2**18))
+        rig = Rig(config)
+        rig.add(pooling("other", "token_embed", prompt), request("t", max_tokens=20))
+        play(rig)
+        assert the_tensor(rig, "other").shape[0] == len(prompt)
+        stamps.append(said_at(rig, "t"))
+    assert len(stamps[0]) == 20
+    # Moments are told together that are so close.
+    assert stamps[1] == pytest.approx(stamps[0], abs=0.000_6)
+
+
 def test_a_large_reply_is_whole_at_the_end() -> None:
     rig = Rig(LONG)
     rig.add(pooling("large", "token_embed", MANY))

@@ -111,7 +111,10 @@ def test_fewer_dimensions_are_the_leading_ones(embedding: Stack) -> None:
 
 def test_usage_and_metrics_count_prompts(embedding: Stack) -> None:
     def counted() -> list[float]:
-        names = (("vllm:prompt_tokens_total", {}), ("vllm:request_success_total", {"finished_reason": "stop"}))
+        names: tuple[tuple[str, dict[str, str]], ...] = (
+            ("vllm:prompt_tokens_total", {}),
+            ("vllm:request_success_total", {"finished_reason": "stop"}),
+        )
         return [embedding.metric(name, **labels) for name, labels in names]
 
     before = counted()
