@@ -3,6 +3,7 @@
 
 import pytest
 
+from mockengine.engine import config
 from mockengine.engine_setup import set_up
 from mockengine.replies import pooling
 from mockengine.settings import Settings
@@ -41,6 +42,7 @@ def test_what_is_no_list_of_tasks_is_told(text: str, reason: str) -> None:
 
 def test_every_task_is_answered_with_tokens_or_with_numbers() -> None:
     assert set(TASKS) == {*GENERATION_TASKS, *pooling.TASKS}
+    assert set(GENERATION_TASKS) == config.GENERATION_TASKS
 
 
 def test_the_engine_is_told_of_tasks_and_shapes() -> None:

@@ -54,6 +54,13 @@ def test_call_succeeds(method: str, args: tuple[Any, ...], result: Any) -> None:
     assert (reply.failure, reply.result) == (None, result)
 
 
+def test_tasks_are_those_of_the_engine() -> None:
+    assert _call(Rig(replace(CONFIG, supported_tasks=("embed", "token_embed"))), "get_supported_tasks").result == [
+        "embed",
+        "token_embed",
+    ]
+
+
 @pytest.mark.parametrize(
     ("method", "args", "failure"),
     [

@@ -10,89 +10,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mockengine.engine.config import BatchingConfig, EngineConfig
-from mockengine.engine.drafts import SpeculationConfig
+from mockengine.engine.config import BatchingConfig
 from mockengine.engine.timing import TimingConfig
-from mockengine.replies.planner import RepliesConfig
-from mockengine.replies.pooling import Pooler
-from mockengine.wire.lines import LINES, Line
 from mockengine.wire.messages import Add
-from mockengine.wire.outputs import EngineCoreOutput, EventType, FinishReason, RequestError, StepOutputs
+from mockengine.wire.outputs import EventType, FinishReason, RequestError
 from mockengine.wire.requests import EngineCoreRequest
-from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, LateInteractionParams, PoolingParams
 from mockengine.wire.stats import PrefillStats
 from mockengine.wire.tensors import Tensor
-from tests.engine.test_batching import play, said_at, steps
-from tests.support.rig import CONFIG, Rig, request
-from tests.wire.forms import SEARCH
-
-TASKS = ("generate", "embed", "classify", "token_embed", "token_classify")
-DIM, LABELS = 32, 3
-POOLING = replace(
-    CONFIG,
-    max_model_len=512,
-    supported_tasks=TASKS,
-    replies=RepliesConfig(vocab_size=32_000, embedding_dim=DIM, num_labels=LABELS),
+from tests.engine.test_batching import NOBODY, play, said_at, steps
+from tests.support.pooling import (
+    DIM,
+    LABELS,
+    LIMITS,
+    POOLING,
+    PROMPT,
+    RUNNERS,
+    TASKS,
+    expected,
+    late,
+    pooling,
+    the_error,
+    the_output,
+    the_tensor,
 )
-LIMITS = BatchingConfig(num_gpu_blocks=40)
-DRAFTS = SpeculationConfig(acceptance_rates=(0.8, 0.5))
-PER_REQUEST = TimingConfig(timing="per_request", ttft_ms=5.0, prefill_ms_per_token=0.1, itl_ms=1.0)
-RUNNERS: dict[str, EngineConfig] = {
-    "off": POOLING,
-    "chunks": replace(POOLING, output_token_chunk_size=4),
-    "pace": replace(POOLING, itl_s=0.01),
-    "per_request": replace(POOLING, timing=PER_REQUEST),
-    "drafts": replace(POOLING, speculation=DRAFTS),
-    "vllm": replace(POOLING, batching=LIMITS),
-    "vllm synchronous": replace(POOLING, batching=replace(LIMITS, async_scheduling=False)),
-    "vllm step": replace(POOLING, batching=LIMITS, timing=TimingConfig(timing="step", step_base_ms=10.0)),
-    "vllm per_request": replace(POOLING, batching=LIMITS, timing=PER_REQUEST),
-    "vllm drafts": replace(POOLING, batching=LIMITS, speculation=DRAFTS),
-    "vllm chunks": replace(POOLING, batching=LIMITS, output_token_chunk_size=4),
-}
-PROMPT = np.random.default_rng(0).integers(1_000, 32_000, 40).tolist()
-NOBODY: frozenset[int] = frozenset()
-
-
-def pooling(
-    name: str = "r1", task: str | None = "embed", prompt: Any = PROMPT, client: int = 0, **params: Any
-) -> EngineCoreRequest:
-    asked = PoolingParams(task, **{"use_activation": True, "dimensions": None, **params})
-    return request(name, prompt=prompt, client=client, sampling_params=None, pooling_params=asked)
-
-
-def late(mode: str, key: str = "q", uses: int | None = None) -> dict[str, Any]:
-    return {"task": "token_embed", "late_interaction_params": LateInteractionParams(mode, key, uses)}
-
-
-def the_output(rig: Rig, name: str = "r1") -> EngineCoreOutput:
-    (output,) = rig.outputs(name)
-    assert output.pooling_output is not None, "a Python frontend dies of that"
-    assert not output.new_token_ids
-    return output
-
-
-def the_tensor(rig: Rig, name: str = "r1") -> Tensor:
-    output = the_output(rig, name)
-    assert (output.finish_reason, output.error) == (FinishReason.STOP, None)
-    assert output.pooling_output is not None
-    return output.pooling_output
-
-
-def the_error(rig: Rig, name: str = "r1") -> RequestError:
-    output = the_output(rig, name)
-    assert output.finish_reason is FinishReason.ERROR
-    assert output.pooling_output == EMPTY_POOLING_OUTPUT
-    assert output.error is not None
-    return output.error
-
-
-def expected(asked: EngineCoreRequest) -> Tensor:
-    reply = Pooler(DIM, LABELS).ask(asked)
-    while (tensor := reply.go_on()) is None:
-        pass
-    return tensor
-
+from tests.support.rig import Rig, request
+from tests.wire.forms import SEARCH
 
 # However requests run.
 
@@ -193,6 +135,21 @@ def test_everybody_is_answered_once_and_rightly_whatever_else_runs(
     assert len(rig.watcher.finished) == len(arrivals)
 
 
+def test_prompts_of_embeddings_are_pooled() -> None:
+    rig = Rig(RUNNERS["vllm"])
+    embeds = Tensor("bfloat16", (20, 8), np.random.default_rng(0).bytes(320))
+    rig.add(replace(pooling(), prompt_token_ids=None, prompt_embeds=embeds))
+    play(rig)
+    assert the_tensor(rig).shape == (DIM,)
+
+
+def test_both_kinds_of_params_are_a_pooling_request() -> None:
+    rig = Rig(POOLING)
+    rig.receive(Add(replace(request(), pooling_params=pooling().pooling_params, prompt_token_ids=array("I", PROMPT))))
+    play(rig)
+    assert the_tensor(rig) == expected(pooling())
+
+
 # As a scheduler has it.
 
 
@@ -231,6 +188,17 @@ def test_the_beginning_of_a_prompt_comes_out_of_the_cache_where_it_may(params: d
     assert stats is not None
     assert (stats.num_cached_tokens, stats.num_computed_tokens) == (cached, 40 - cached)
     assert the_output(rig, "again").pooling_output == the_output(rig, "first").pooling_output
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_nothing_is_computed_after_a_prompt(*, is_async: bool) -> None:
+    rig = Rig(replace(RUNNERS["vllm step"], batching=replace(LIMITS, async_scheduling=is_async)))
+    rig.add(pooling("a"))
+    play(rig, until=rig.now + 0.005)
+    rig.add(pooling("b", prompt=[7] * 20))
+    play(rig)
+    # A step that computed anything more of the first one would come before that of the second one, and take as long.
+    assert [*said_at(rig, "a"), *said_at(rig, "b")] == pytest.approx([100.01, 100.02], abs=0.001_5)
 
 
 def test_who_finds_no_slot_waits() -> None:
@@ -304,190 +272,3 @@ def test_tokens_are_said_where_that_is_a_task(supported: tuple[str, ...], *, is_
         assert output.pooling_output is None
         message = "the task str 'generate' is none of supported_tasks, which are embed"
         assert output.error == RequestError("validation_error", message)
-
-
-def test_an_id_stays_taken_until_its_numbers_are_said() -> None:
-    rig = Rig(replace(POOLING, clients=2))
-    rig.add(pooling("slow", task="token_embed", prompt=[5] * 500))
-    engine = rig.ranks.engines[0]
-    engine._pooled.complete(engine._runner.step(rig.now, NOBODY, 1), frozenset({0}))
-    assert (engine.num_requests, engine.num_running) == (1, 1)
-    rig.add(pooling("slow"))
-    assert "a request of the same id is in flight" in the_error(rig, "slow").message
-    play(rig)
-    assert [output.finish_reason for output in rig.outputs("slow")] == [FinishReason.ERROR, FinishReason.STOP]
-
-
-# Clients that go away or do not read, and engines that leave.
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("turns", range(5))
-def test_who_is_aborted_hears_nothing_whenever_that_is(runner: str, turns: int) -> None:
-    rig = Rig(RUNNERS[runner])
-    rig.add(pooling(), pooling("other"))
-    for _ in range(turns):
-        if rig.ranks.next_deadline(rig.now, NOBODY) is not None:
-            rig.step()
-    was_said = len(rig.outputs("r1"))
-    rig.abort("r1", "r1", "unknown")
-    play(rig)
-    assert len(rig.outputs("r1")) == was_said
-    assert the_tensor(rig, "other") == expected(pooling())
-    assert sorted(reason for _, reason, _ in rig.watcher.finished) == ["stop" if was_said else "abort", "stop"]
-
-
-LONG = replace(POOLING, max_model_len=2**20, clients=2)
-MANY = 4_000 * [*range(1_000, 1_050)]
-"""A prompt of 200 000 tokens, whose embeddings take many parts."""
-
-
-def test_a_large_reply_holds_up_nobody_and_can_be_aborted_half_way() -> None:
-    rig = Rig(LONG)
-    rig.add(pooling("large", "token_embed", MANY), request("t", max_tokens=1_000), pooling("small"))
-    for _ in range(5):
-        rig.step()
-    assert rig.outputs("large") == rig.outputs("small") == []
-    assert len(rig.tokens("t")) == 5, "those who say tokens go on meanwhile"
-    assert rig.ranks.num_requests == 3
-    rig.abort("large")
-    rig.step()
-    assert the_tensor(rig, "small") == expected(pooling())
-    assert rig.outputs("large") == []
-
-
-def test_a_large_reply_is_whole_at_the_end() -> None:
-    rig = Rig(LONG)
-    rig.add(pooling("large", "token_embed", MANY))
-    rig.step()
-    assert rig.ranks.next_deadline(rig.now, NOBODY) == rig.now
-    play(rig)
-    assert the_tensor(rig, "large") == expected(pooling("large", "token_embed", MANY))
-    assert len(steps(rig)) <= 3
-
-
-def test_nothing_is_computed_for_who_does_not_read() -> None:
-    rig = Rig(replace(RUNNERS["vllm"], clients=2))
-    rig.add(pooling("a", client=0), pooling("b", client=1))
-    engine = rig.ranks.engines[0]
-    blocked = frozenset({1})
-    # Their step is under way when the client stops reading.
-    rig.step()
-    while (due := rig.ranks.next_deadline(rig.now, blocked)) is not None and due <= rig.now:
-        rig.step(blocked)
-    assert the_tensor(rig, "a") == expected(pooling())
-    assert rig.outputs("b") == []
-    assert (len(engine._pooled), rig.ranks.num_requests) == (1, 1)
-    rig.run()
-    assert the_tensor(rig, "b") == expected(pooling())
-    assert [destination for destination, envelope in rig.heard if isinstance(envelope, StepOutputs)].count(1) >= 1
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-@pytest.mark.parametrize("turns", [0, 1, 2])
-def test_an_engine_that_leaves_sends_tensors_with_its_aborts(runner: str, turns: int) -> None:
-    rig = Rig(RUNNERS[runner])
-    rig.add(pooling(), pooling("large", "token_embed", [5] * 500))
-    for _ in range(turns):
-        rig.step()
-    rig.ranks.begin_shutdown()
-    rig.add(pooling("late"))
-    rig._hear(rig.ranks.abort_everything(rig.now))
-    play(rig)
-    for name in ("r1", "large", "late"):
-        output = the_output(rig, name)
-        if output.finish_reason is FinishReason.ABORT:
-            assert output.pooling_output == EMPTY_POOLING_OUTPUT
-        else:
-            assert turns
-            assert output.finish_reason is FinishReason.STOP
-    assert rig.ranks.num_requests == 0
-
-
-def test_numbers_that_are_still_computed_are_aborted_with_a_tensor() -> None:
-    rig = Rig(LONG)
-    rig.add(pooling("large", "token_embed", MANY))
-    rig.step()
-    rig._hear(rig.ranks.abort_everything(rig.now))
-    assert the_output(rig, "large").finish_reason is FinishReason.ABORT
-    assert rig.ranks.num_requests == 0
-
-
-def test_a_balanced_rank_reports_each_id_once_and_never_before_its_output() -> None:
-    rig = Rig(replace(LONG, data_parallel_size=2, has_coordinator=True))
-    rig.add(pooling("large", "token_embed", MANY), *(pooling(f"p{number}") for number in range(60)))
-    rig.step()
-    rig.abort("p59")
-    rig.run()
-    said: list[str] = []
-    finished: list[str] = []
-    for envelope in steps(rig):
-        said += [output.request_id for output in envelope.outputs]
-        finished += envelope.finished_requests
-        assert set(finished) <= {*said, "p59"}
-    assert sorted(finished) == sorted({*said, "p59"})
-    assert len(finished) == 61
-
-
-# Late interaction.
-
-
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_documents_are_scored_against_the_query_before_them(runner: str) -> None:
-    rig = Rig(RUNNERS[runner])
-    rig.add(pooling("q", prompt=PROMPT[:5], **late("cache_query", uses=3)))
-    play(rig)
-    assert the_tensor(rig, "q").shape == ()
-    other = np.random.default_rng(1).integers(1_000, 32_000, 30).tolist()
-    documents = [other, other[:15] + PROMPT[:2], other[:9] + PROMPT[:5]]
-    rig.add(*(pooling(f"d{place}", prompt=prompt, **late("score_doc")) for place, prompt in enumerate(documents)))
-    play(rig)
-    scores = [np.frombuffer(the_tensor(rig, f"d{place}").data, "<f4")[0] for place in range(3)]
-    assert scores == sorted(scores)
-    rig.add(pooling("d3", **late("score_doc")))
-    play(rig)
-    assert "no query str 'q' is held (send it before its documents)" in the_error(rig, "d3").message
-    assert [reason for _, reason, _ in rig.watcher.finished] == ["stop"] * 4 + ["error"]
-
-
-def test_a_query_and_its_documents_may_come_at_once() -> None:
-    rig = Rig(POOLING)
-    rig.add(pooling("q", **late("cache_query", uses=1)), pooling("d", **late("score_doc")))
-    play(rig)
-    assert the_tensor(rig, "d").shape == ()
-
-
-def test_an_aborted_document_lets_its_query_go() -> None:
-    rig = Rig(POOLING)
-    rig.add(pooling("q", **late("cache_query", uses=1)))
-    play(rig)
-    rig.add(pooling("d", **late("score_doc")))
-    rig.abort("d")
-    rig.add(pooling("e", **late("score_doc")))
-    play(rig)
-    assert the_error(rig, "e").code == "validation_error"
-
-
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
-def test_every_line_hears_numbers_and_errors(line: Line) -> None:
-    rig = Rig(POOLING, line=line)
-    rig.add(pooling(), pooling("d", **late("score_doc")))
-    play(rig)
-    assert the_tensor(rig).shape == (DIM,)
-    failed = the_output(rig, "d")
-    assert (failed.finish_reason, failed.pooling_output) == (FinishReason.ERROR, EMPTY_POOLING_OUTPUT)
-
-
-def test_prompts_of_embeddings_are_pooled() -> None:
-    rig = Rig(RUNNERS["vllm"])
-    embeds = Tensor("bfloat16", (20, 8), np.random.default_rng(0).bytes(320))
-    rig.add(replace(pooling(), prompt_token_ids=None, prompt_embeds=embeds))
-    play(rig)
-    assert the_tensor(rig).shape == (DIM,)
-
-
-def test_both_kinds_of_params_are_a_pooling_request() -> None:
-    rig = Rig(POOLING)
-    rig.receive(Add(replace(request(), pooling_params=pooling().pooling_params, prompt_token_ids=array("I", PROMPT))))
-    play(rig)
-    assert the_tensor(rig) == expected(pooling())

@@ -14,7 +14,7 @@ from mockengine.wire.lines import NEWEST
 from mockengine.wire.messages import read_message
 from mockengine.wire.outputs import FinishReason
 from tests.engine.test_batching import play
-from tests.engine.test_pooling import LIMITS, POOLING, expected, pooling, the_output, the_tensor
+from tests.support.pooling import LIMITS, POOLING, expected, pooling, the_output, the_tensor
 from tests.support.rig import Rig
 from tests.wire.forms import SEARCH
 
