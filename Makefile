@@ -16,8 +16,12 @@ LOCK_VENV := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mockengine/pip-tools-7.6.2
 PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --quiet --upgrade --generate-hashes \
 	--strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host
 
-# Much of what is tested takes time and no core. A file stays together, since its tests may share a frontend.
-ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile
+# These look at processes and clocks, so they have the machine for themselves. All others are shared among its cores, a
+# file at a time, since its tests may share what they set up.
+ALONE := tests/admin tests/benchmarks tests/e2e tests/testing tests/transport \
+	tests/test_cli.py tests/test_health.py tests/test_smoke.py tests/test_startup.py
+ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile $(addprefix --ignore=,$(ALONE))
+QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers"
 
 .PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers bench bench-check images lint format docs lock clean
 .DEFAULT_GOAL := help
@@ -32,7 +36,8 @@ test: $(TEST_VENV) ## unit, wire and end-to-end tests, the latter with real Rust
 	@echo "Fetching what is missing of the real Rust frontends (once per machine, 60 MB each to keep) ..."
 	@$(BIN)/python -m mockengine.testing.fetch 0.33.0 0.30.0 0.27.1 0.24.0
 	@echo "Running unit, wire and end-to-end tests ..."
-	$(BIN)/python -m pytest $(ON_ALL_CORES) --durations=10 -m "not python_frontend and not failure_modes and not manifests and not containers"
+	$(BIN)/python -m pytest --durations=10 $(QUICK) $(ON_ALL_CORES)
+	$(BIN)/python -m pytest --durations=10 $(QUICK) $(ALONE)
 
 test-python-frontend: $(TEST_VENV) ## end-to-end tests with a real Python frontend; builds its environment (2 GB) once
 	@$(BIN)/python tests/support/python_frontend.py

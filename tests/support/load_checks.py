@@ -5,6 +5,7 @@ What clients measure is held against what the frontend says, not against the clo
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 from mockengine.engine.drafts import Acceptance
@@ -108,7 +109,8 @@ def _agree(said: Histogram, measured: Sequence[float]) -> None:
 def more_than_the_capacity_waits(fleet: Fleet) -> None:
     rank, capacity = fleet["slots"], SLOTS / STEP_S
     below, _ = _offered(rank, capacity / 2, requests=20)
-    above, served_per_s = _offered(rank, 4 * capacity, requests=60)
+    # All at once: a busy machine may not get them off at a rate.
+    above, served_per_s = _offered(rank, math.inf, requests=60)
     # Who comes during a step waits for its end.
     assert below.mean < 2 * STEP_S
     assert above.mean > 2 * STEP_S

@@ -175,7 +175,7 @@ def test_abort_and_notice_reach_a_frontend_that_reads_again_while_the_engine_lea
         engine.send_signal(signal.SIGTERM)
         engine.wait_for("engine leaving")
         for number in range(20):
-            assert frontend.reply(f"r{number}").finish_reason is FinishReason.ABORT
+            assert frontend.reply(f"r{number}", deadline_s=60.0).finish_reason is FinishReason.ABORT
         frontend.wait_for_death()
         assert engine.wait() == 0
         assert engine.wait_for("engine left")["reason"] == "asked to stop"
