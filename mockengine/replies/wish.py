@@ -76,7 +76,13 @@ class Wish:
     @property
     def says_something(self) -> bool:
         """Whether it is known what is said, and not only how."""
-        return any(getattr(self, name) is not None for name in _SAYING)
+        # Asked of every request, so written out.
+        return (
+            self.text is not None
+            or self.token_ids is not None
+            or self.reasoning is not None
+            or self.tool_calls is not None
+        )
 
     def over(self, other: "Wish") -> "Wish":
         """Return this wish, with what it leaves open as the other has it.
