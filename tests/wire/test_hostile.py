@@ -674,12 +674,12 @@ def test_wave_leaves_room_for_the_waves_after_it(wave: int) -> None:
 
 
 def cost_of(read: Callable[[], object]) -> tuple[float, int]:
-    """Return seconds and peak bytes that `read` takes, with what it holds at its peak beside its argument."""
+    """Return CPU seconds and peak bytes that `read` takes, with what it holds at its peak beside its argument."""
     tracemalloc.start()
     try:
-        start = time.perf_counter()
+        start = time.thread_time()
         read()
-        return time.perf_counter() - start, tracemalloc.get_traced_memory()[1]
+        return time.thread_time() - start, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 
@@ -709,7 +709,7 @@ BOMBS: Final[Mapping[str, bytes]] = {
 def test_bomb_costs_little_memory_and_time(name: str) -> None:
     bomb = BOMBS[name]
     seconds, peak = cost_of(lambda: unreadable([ADD, bomb]))
-    assert seconds < 60
+    assert seconds < 5
     assert peak < 12 * len(bomb) + 128 * MEGABYTE
     # The other readers begin in the same way, so two of them stand for all.
     assert isinstance(read_message([ABORT, bomb], 0), (Abort, Unreadable))
