@@ -4,7 +4,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from mockengine.replies.structured.vocabulary import Mask, Vocabulary, members, nth, size
+from mockengine.replies.structured.vocabulary import Mask, Vocabulary, members, nth, places, size
 from mockengine.replies.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ class Closing:
     def _last(self, matcher: "LLMatcher", allowed: Mask) -> int | None:
         """Return a character that ends the reply at once, if there is one."""
         for token in members(allowed & (self._vocabulary.single | self._vocabulary.quoting)):
-            ended = matcher.deep_copy()
-            if ended.consume_token(token) and ended.is_accepting():
+            ending = [token, self._vocabulary.eos_id]
+            # To copy the matcher and let it go on would cost as much as the reply so far.
+            if matcher.validate_tokens(ending) == len(ending):
                 return token
         return None
 
@@ -82,5 +83,5 @@ class Closing:
         plain = allowed & self._vocabulary.plain
         if not plain.any():
             return nth(allowed, 0)
-        tokens = members(plain)
-        return tokens[int(self._vocabulary.lengths[tokens].argmax())]
+        tokens = places(plain)
+        return int(tokens[self._vocabulary.lengths[tokens].argmax()])

@@ -40,6 +40,7 @@ class Vocabulary:
 
     Attributes:
         eos: ends a reply.
+        eos_id: the usual one of them.
         added: added tokens, which may follow only where a constraint names them.
         words, spaced_words: a whole word of letters, without and with a space before it.
         letters: a word or a piece of one.
@@ -61,7 +62,8 @@ class Vocabulary:
         self._words = (tokenizer.vocab_size + _WORD_BITS) // _WORD_BITS
         spelled = tokenizer.token_bytes
         self.lengths = np.array([len(token) for token in spelled], np.int64)
-        self.eos = self._mask(list(tokenizer.eos_ids or tokenizer.masks.eos_tokens))
+        ends = list(tokenizer.eos_ids or tokenizer.masks.eos_tokens)
+        self.eos, self.eos_id = self._mask(ends), ends[0] if ends else tokenizer.masks.eos_token
         special = tokenizer.special_ids
         shapes = {name: re.compile(shape, re.DOTALL) for name, shape in _SHAPES.items()}
         masks = {
@@ -124,7 +126,12 @@ def nth(mask: Mask, index: int) -> int:
     return word * _WORD_BITS + (bits & -bits).bit_length() - 1
 
 
+def places(mask: Mask) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Return all tokens of the set, as an array."""
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+
+
 def members(mask: Mask) -> list[int]:
     """Return all tokens of the set."""
-    tokens: list[int] = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    tokens: list[int] = places(mask).tolist()
     return tokens
