@@ -64,8 +64,8 @@ def called(
     return [_read(names[index], arguments[index]) for index in sorted(names)]
 
 
-def calls_arrive(stack: Stack, calls: Sequence[dict[str, Any]], *, stream: bool) -> None:
-    asked = {"mock": json.dumps({"tool_calls": calls})}
+def calls_arrive(stack: Stack, calls: Sequence[dict[str, Any]], *, stream: bool, **besides: str) -> None:
+    asked = {"mock": json.dumps({"tool_calls": calls, **besides})}
     assert called(stack, asked, stream=stream) == list(calls)
 
 
@@ -91,8 +91,8 @@ def tools_are_called_by_themselves(stack: Stack) -> None:
         {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     ]
     with stack.client() as client:
-        answer = client.chat.completions.create(model=MODEL_NAME, messages=answered, tools=[WEATHER], max_tokens=20)
-        plain = client.chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=20)
+        answer = client.chat.completions.create(model=MODEL_NAME, messages=answered, tools=[WEATHER], max_tokens=40)
+        plain = client.chat.completions.create(model=MODEL_NAME, messages=QUESTION, max_tokens=40)
     for reply in (answer, plain):
         assert not reply.choices[0].message.tool_calls
         assert reply.choices[0].message.content
