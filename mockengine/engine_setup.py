@@ -16,7 +16,8 @@ from mockengine.fit.profile import load as load_profile
 from mockengine.lengths import LengthError, OutputLength, read_histogram, read_output_length, read_reasoning_length
 from mockengine.regex_limit import RegexLimit
 from mockengine.replies.dataset import Dataset, DatasetError, Lookup
-from mockengine.replies.forms import FormError, ToolCallForm, load_form
+from mockengine.replies.form_files import FormError
+from mockengine.replies.forms import ToolCallForm, load_form
 from mockengine.replies.key import SeedScope
 from mockengine.replies.length import (
     LengthDraw,
@@ -27,7 +28,8 @@ from mockengine.replies.length import (
     weighted_length,
 )
 from mockengine.replies.planner import RepliesConfig, ReplyKind
-from mockengine.replies.reasoning import has_marks
+from mockengine.replies.reasoning import Reasoning
+from mockengine.replies.reasoning_form import load_reasoning_form
 from mockengine.replies.script_file import ScriptError, ScriptFile
 from mockengine.replies.scripted import Scripted, ScriptListener
 from mockengine.replies.steering import Steering
@@ -108,28 +110,31 @@ def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConf
             raise SetupError(f"tokenizer: {error}") from error
         if settings.reply_source == "words" and not tokenizer.word_ids:
             raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
-        if read_reasoning_length(settings.reasoning_length) is not None and not has_marks(tokenizer):
-            raise SetupError(f"tokenizer: {tokenizer.path} has no <think> and </think> (use reasoning_length=none)")
     writer = None if tokenizer is None else StructuredWriter(tokenizer)
+    reasoning = _reasoning(settings, tokenizer)
+    form = _tool_call_form(settings)
+    calling = None
+    if writer is not None and settings.tool_call_probability:
+        calling = ToolCalling(settings.tool_call_probability, writer, form, reasoning)
     return RepliesConfig(
         vocab_size=settings.vocab_size,
         seed=settings.seed,
         seed_scope=SeedScope(settings.seed_scope),
         default_output_tokens=settings.default_output_tokens,
         output_length=_lengths("output_length", read_output_length(settings.output_length)),
-        reasoning_length=_lengths("reasoning_length", read_reasoning_length(settings.reasoning_length)),
+        reasoning=reasoning,
         kind=ReplyKind(settings.reply_source),
         tokenizer=tokenizer,
         writer=writer,
-        tool_call_form=_tool_call_form(settings),
-        wishes=_wishes(settings, tokenizer, writer, listener),
+        tool_call_form=form,
+        wishes=_wishes(settings, tokenizer, listener, calling),
         embedding_dim=settings.embedding_dim,
         num_labels=settings.num_labels,
     )
 
 
 def _wishes(
-    settings: Settings, tokenizer: Tokenizer | None, writer: StructuredWriter | None, listener: ScriptListener | None
+    settings: Settings, tokenizer: Tokenizer | None, listener: ScriptListener | None, calling: ToolCalling | None
 ) -> list[WishSource]:
     """Return who may want something of a reply: the client goes before the script, and that before the data set."""
     vocab_size = settings.vocab_size if tokenizer is None else tokenizer.vocab_size
@@ -144,9 +149,23 @@ def _wishes(
         raise SetupError(f"reply_script: {error}") from error
     except DatasetError as error:
         raise SetupError(f"reply_dataset: {error}") from error
-    if tokenizer is not None and writer is not None and settings.tool_call_probability:
-        wishes.append(ToolCalling(settings.tool_call_probability, writer, tokenizer))
-    return wishes
+    return wishes if calling is None else [*wishes, calling]
+
+
+def _reasoning(settings: Settings, tokenizer: Tokenizer | None) -> Reasoning | None:
+    try:
+        form = load_reasoning_form(settings.reasoning_form)
+    except FormError as error:
+        raise SetupError(f"reasoning_form: {error}") from error
+    if tokenizer is None:
+        return None
+    length = _lengths("reasoning_length", read_reasoning_length(settings.reasoning_length))
+    if length is not None and not form.is_in(tokenizer):
+        raise SetupError(
+            f"tokenizer: {tokenizer.path} has no tokens {form.begin_mark} and {form.end_mark} "
+            "(use reasoning_length=none, or the reasoning_form of the model)"
+        )
+    return Reasoning(tokenizer, form, length)
 
 
 def _tool_call_form(settings: Settings) -> ToolCallForm:

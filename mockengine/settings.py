@@ -407,8 +407,15 @@ class Settings(BaseSettings):
     reasoning_length: ReasoningLength = Field(
         default="none",
         description=(
-            "How many words of reasoning come before an answer, between <think> and </think>, with tokenizer; "
-            "output_length does not count them, and thinking_token_budget of a client limits them."
+            "How many words of reasoning come before an answer, with tokenizer; output_length does not count them, and "
+            "thinking_token_budget of a client limits them."
+        ),
+    )
+    reasoning_form: FormName = Field(
+        default="qwen3",
+        description=(
+            "How reasoning is written: the name of the frontend's parser, or a file with a form of your own; a reply "
+            "needs tokenizer for it."
         ),
     )
     tool_call_form: FormName = Field(

@@ -238,7 +238,7 @@ OptionalPath = Annotated[
 ]
 FormName = Annotated[
     str,
-    Allowed("hermes, llama3_json, mistral, qwen3_coder or the path of a file, *.toml"),
+    Allowed("a name, docs/replies.md lists them, or the path of a file, *.toml"),
     AfterValidator(_check_path),
 ]
 OptionalModel = Annotated[

@@ -29,8 +29,16 @@ MODEL_SET = {"tokenizer": str(MODEL)}
             {"output_length": "histogram:{folder}/text"},
             "output_length: .*text, line 1: 'some text' is neither",
         ),
-        ({"tool_call_form": "xml"}, "tool_call_form: xml: no such form: .*hermes, llama3_json, mistral, qwen3_coder"),
+        (
+            {"tool_call_form": "xml"},
+            "tool_call_form: xml: no such form: .*hermes, .*llama3_json, .*mistral, .*qwen3_coder",
+        ),
         ({"tool_call_form": "{folder}/absent.toml"}, "tool_call_form: .*absent.toml: No such file or directory"),
+        ({"reasoning_form": "xml"}, "reasoning_form: xml: no such form: .*kimi, .*qwen3, "),
+        (
+            {**MODEL_SET, "reasoning_form": "kimi", "reasoning_length": "5"},
+            "tokenizer: .*tokenizer.json has no tokens ◁think▷ and ◁/think▷ .use reasoning_length=none, ",
+        ),
         ({"reply_script": "{folder}/absent"}, "reply_script: .*\n  .*absent:1: No such file or directory"),
         (
             {"reply_script": "{folder}/rules"},

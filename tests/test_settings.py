@@ -47,6 +47,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "vllm_version": st.sampled_from(["auto", "0.19", "0.19.1", "0.30", "0.33.0", "0.100"]),
     "block_size": st.sampled_from([1, 8, 16, 32, 64, 128, 256]),
     "reasoning_length": st.sampled_from(["none", "0", "17", "uniform:1:9"]),
+    "reasoning_form": st.sampled_from(["qwen3", "/etc/form.toml"]),
     "tool_call_form": st.sampled_from(["hermes", "/etc/form.toml"]),
     "output_length": st.sampled_from(["max_tokens", "17", "uniform:1:9", "normal:99.5:0", "histogram:lengths.txt"]),
     "supported_tasks": st.sampled_from(["generate", "embed, token_embed", '["classify", "token_classify"]']),

@@ -62,6 +62,7 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
             {"type": "string", "pattern": _LENGTH.replace("max_tokens", "none|0")},
         ]
     },
+    "reasoning_form": {"pattern": "^.{0,500}[^/]$"},
     "tool_call_form": {"pattern": "^.{0,500}[^/]$"},
     "supported_tasks": {"pattern": _TASK_LIST},
     "reply_script": {"pattern": "^.{0,500}[^/]$"},

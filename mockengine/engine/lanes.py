@@ -136,8 +136,8 @@ class Lane:
         if all(request.source is source for request in requests):
             return source.block(keys, starts, count)
         rows_of: dict[TokenSource, list[int]] = {}
-        for row, request in enumerate(requests):
-            rows_of.setdefault(request.source, []).append(row)
+        for row, (request, start) in enumerate(zip(requests, starts.tolist(), strict=True)):
+            rows_of.setdefault(request.source.beyond(start), []).append(row)
         drawn = np.empty((len(requests), count), np.uint32)
         for each, rows in rows_of.items():
             drawn[rows] = each.block(keys[rows], starts[rows], count)

@@ -26,3 +26,9 @@ class TokenSource(Protocol):
 
     def block(self, keys: Keys, starts: Positions, count: int) -> Tokens:
         """Return `count` tokens of many replies at once: for reply i those from `starts[i]` on, as `tokens` does."""
+
+    def beyond(self, position: int) -> "TokenSource":
+        """Return a source of the same tokens from a position on: one that replies share, if there is one.
+
+        What replies share is drawn for all of them at once.
+        """

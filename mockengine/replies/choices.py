@@ -30,7 +30,7 @@ class Choice:
 
     """
 
-    __slots__ = ("_only", "_ruled_out", "source", "stop", "vocabulary")
+    __slots__ = ("__weakref__", "_only", "_ruled_out", "source", "stop", "vocabulary")
 
     def __init__(
         self,

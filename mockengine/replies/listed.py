@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from mockengine.replies import Keys, Positions, Tokens
+from mockengine.replies import Keys, Positions, Tokens, TokenSource
 
 _PAST_THE_END: Final = 0
 
@@ -29,3 +29,7 @@ class ListedTokens:
             found = self._ids[start : start + count]
             row[: len(found)] = found
         return block
+
+    def beyond(self, position: int) -> TokenSource:  # noqa: ARG002 - the interface's
+        """Return this source."""
+        return self

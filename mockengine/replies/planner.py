@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a request is answered: with which tokens, how many of them, and why they end there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -17,7 +17,8 @@ from mockengine.replies.length import LengthDraw
 from mockengine.replies.listed import ListedTokens
 from mockengine.replies.logprobs import MAX_SCORES, TokenScorer
 from mockengine.replies.pooling import Pooler, Pooling
-from mockengine.replies.reasoning import Preceded, Reasoning, begins_with_reasoning, reasoned
+from mockengine.replies.reasoning import Preceded, Reasoning
+from mockengine.replies.reasoning_form import load_reasoning_form
 from mockengine.replies.scores import ReplyScores, wants_scores
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
@@ -51,7 +52,7 @@ class RepliesConfig:
         seed_scope: what a reply depends on besides.
         default_output_tokens: length of a reply whose client set none; 0 is no end but that of the context.
         output_length: how long replies get by themselves; None is as long as clients allow.
-        reasoning_length: how many words of reasoning come before; None is no reasoning.
+        reasoning: what comes before, with that tokenizer; None is no more than there has to be.
         kind: what they are made of.
         tokenizer: the model's; None where text is of no interest.
         writer: of replies under constraints, with that tokenizer.
@@ -67,7 +68,7 @@ class RepliesConfig:
     seed_scope: SeedScope = SeedScope.PROMPT
     default_output_tokens: int = 0
     output_length: LengthDraw | None = None
-    reasoning_length: LengthDraw | None = None
+    reasoning: Reasoning | None = None
     kind: ReplyKind = ReplyKind.RANDOM
     tokenizer: Tokenizer | None = None
     writer: StructuredWriter | None = None
@@ -113,7 +114,9 @@ class Planner:
         special_ids = frozenset[int]() if tokenizer is None else tokenizer.special_ids
         only = None if tokenizer is None or config.kind is not ReplyKind.WORDS else frozenset(tokenizer.word_ids)
         self._vocab_size = config.vocab_size if tokenizer is None else min(config.vocab_size, tokenizer.vocab_size)
-        self._reasoning = None if tokenizer is None else Reasoning(tokenizer, config.reasoning_length)
+        self._reasoning = config.reasoning
+        if tokenizer is not None and self._reasoning is None:
+            self._reasoning = Reasoning(tokenizer, load_reasoning_form())
         self._scorer: TokenScorer | None = None
         self._choices = Choices(self._vocab_size, special_ids, only)
         self._pooler = Pooler(config.embedding_dim, config.num_labels, config.seed)
@@ -161,7 +164,8 @@ class Planner:
             return _NOTHING, Ending(0)
         choice = self._choices.of(params)
         if wish.says_something:
-            said, ending = told(params, choice.permitted(self._wanted(asked, wish)), min(most, _MOST_LISTED), wish)
+            most = min(most, _MOST_LISTED)
+            said, ending = told(params, choice.permitted(self._wanted(asked, wish, choice, most)), most, wish)
             return ListedTokens(said), ending
         listed = self._listed(asked, min(most, _MOST_LISTED), choice, wish)
         if listed is not None:
@@ -222,7 +226,7 @@ class Planner:
 
     # Which tokens.
 
-    def _wanted(self, asked: Asked, wish: Wish) -> Sequence[int]:
+    def _wanted(self, asked: Asked, wish: Wish, choice: Choice, most: int) -> Sequence[int]:
         """Return the tokens that somebody wants to be said, without an end.
 
         Raises:
@@ -231,21 +235,21 @@ class Planner:
         """
         if wish.token_ids is not None:
             return wish.token_ids
-        if self._config.tokenizer is None:
+        if self._config.tokenizer is None or self._reasoning is None:
             raise ReplyError(
                 "this engine has no tokenizer to say a text with (set tokenizer to the folder of the frontend's model)"
             )
         text = self._config.tool_call_form.said(wish.text or "", wish.tool_calls or ())
         if wish.reasoning is not None:
-            text = reasoned(wish.reasoning, opens=not begins_with_reasoning(asked, self._config.tokenizer)) + text
-        return self._config.tokenizer.encode(text)
+            text = self._reasoning.said(wish.reasoning, asked) + text
+        said = self._config.tokenizer.encode(text)
+        return [*self._reasoning.span(asked, choice, most), *said] if wish.reasons else said
 
     def _listed(self, asked: Asked, most: int, choice: Choice, wish: Wish) -> list[int] | None:
         """Return the tokens of a reply that is known from the start, up to its end; None is a random one."""
         params, key = asked.params, asked.key
         if params.structured_outputs is not None:
-            before = () if self._reasoning is None else self._reasoning.before_constraint(asked, choice, most)
-            constrained = constrained_tokens(asked, most, self._config.tokenizer, self._config.writer, before)
+            constrained = self._constrained(asked, params.structured_outputs, most, choice)
             if constrained:
                 return constrained
         if params.trace_decode_token_ids is not None:
@@ -257,6 +261,15 @@ class Planner:
             span = self._span(asked, choice, most)
             return [*span, *self._echo(asked, most - len(span), choice, wish, len(span))]
         return None
+
+    def _constrained(
+        self, asked: Asked, structured_outputs: Mapping[str, object], most: int, choice: Choice
+    ) -> list[int] | None:
+        before: list[int] = []
+        if self._reasoning is not None:
+            before, structured_outputs = self._reasoning.before_constraint(asked, structured_outputs, choice, most)
+        writer = self._config.writer
+        return constrained_tokens(asked, structured_outputs, most, self._config.tokenizer, writer, before)
 
     def _span(self, asked: Asked, choice: Choice, most: int) -> list[int]:
         """Return the reasoning that comes before an answer that nobody has told."""

@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from mockengine.replies import Keys, Positions, Tokens
+from mockengine.replies import Keys, Positions, Tokens, TokenSource
 from mockengine.replies.hashing import GAMMA, draws_from, mixed
 from mockengine.replies.vocabulary import Vocabulary
 
@@ -39,3 +39,7 @@ class RandomTokens:
         places *= np.uint64(self._size)
         places >>= _HALF_BITS
         return self._vocabulary.ids_at(places)
+
+    def beyond(self, position: int) -> TokenSource:  # noqa: ARG002 - the interface's
+        """Return this source."""
+        return self

@@ -5,7 +5,7 @@ Places are the numbers 0 … `size` - 1; they stand for the ids in ascending ord
 are each as likely as any other, and no id that is not allowed, without a second try.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -60,6 +60,16 @@ class Vocabulary:
             place = int(np.searchsorted(self._table, token))
             return place < self.size and int(self._table[place]) == token
         return 0 <= token < self.size + len(self._gaps) and token not in self._gaps
+
+    def among(self, ids: Sequence[int]) -> list[int]:
+        """Return those of the ids that are allowed."""
+        asked = np.array(ids, np.int64)
+        if self._table is not None:
+            allowed = np.isin(asked, self._table)
+        else:
+            allowed = (asked >= 0) & (asked < self.size + len(self._gaps)) & ~np.isin(asked, self._gaps)
+        found: list[int] = asked[allowed].tolist()
+        return found
 
     def id_at(self, place: int) -> int:
         """Return the id at a place."""

@@ -55,6 +55,7 @@ class Wish:
         token_ids: said instead of a text.
         reasoning: said before it, between the marks of reasoning.
         tool_calls: said after it, in the form of the frontend's parser.
+        reasons: whether reasoning is made up for it, as for replies of which nobody wants anything.
         output_tokens: length of the reply, its last token included; a shorter text goes on from its beginning.
         finish_reason: why it ends.
         error: with finish reason ERROR, what the client is told.
@@ -67,6 +68,7 @@ class Wish:
     token_ids: Sequence[int] | None = None
     reasoning: str | None = None
     tool_calls: Sequence[ToolCall] | None = None
+    reasons: bool | None = None
     output_tokens: int | None = None
     finish_reason: FinishReason | None = None
     error: RequestError | None = None
@@ -91,7 +93,7 @@ class Wish:
         """
         kept: frozenset[str] = frozenset()
         if self.says_something:
-            kept = _SAYING | _ENDING
+            kept = _SAYING | _ENDING | {"reasons"}
         elif self.finish_reason is not None:
             kept = frozenset({"error"})
         names = [each.name for each in fields(self) if each.name not in kept]

@@ -39,6 +39,7 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
         ["", "some", 0, "normal:5", "normal:-5:1", "histogram:", True],
     ),
     "reasoning_length": (["none", "128", 128, 0, "uniform:10:200"], ["", "some", "max_tokens", "normal:5", True]),
+    "reasoning_form": (["qwen3", "/etc/mockengine/form.toml"], ["", "folder/"]),
     "tool_call_form": (["hermes", "/etc/mockengine/form.toml"], ["", "folder/"]),
     "supported_tasks": (
         ["generate", "embed,token_embed", "embed, classify", '["embed", "token_classify"]'],

@@ -12,7 +12,7 @@ import pytest
 
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
-from tests.support import checks, steering_checks, tool_checks
+from tests.support import checks, reasoning_checks, steering_checks, tool_checks
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -130,15 +130,18 @@ def test_stop_string_ends_the_reply_and_frees_the_request(one_rank: Stack) -> No
     one_rank.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
 
 
-def test_the_tool_parser_reads_what_is_written_for_it(python: Path) -> None:
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes")
+def test_the_parsers_read_what_is_written_for_them(python: Path) -> None:
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser=hermes", "--reasoning-parser=qwen3")
     with (
         PythonFrontend(python, MODEL, extra_args=flags) as frontend,
-        serving(frontend, f"--tokenizer={MODEL}", "--tool-call-probability=1") as stack,
+        serving(frontend, *reasoning_checks.ENGINE_FLAGS) as stack,
     ):
+        for check in reasoning_checks.CHECKS:
+            check(stack)
         for calls in (tool_checks.CALLS[:1], tool_checks.CALLS):
             for stream in (False, True):
-                tool_checks.calls_arrive(stack, calls, stream=stream)
+                # Without it, all that is said would be reasoning to this parser.
+                tool_checks.calls_arrive(stack, calls, stream=stream, reasoning="Well.")
         tool_checks.tools_are_called_by_themselves(stack)
 
 

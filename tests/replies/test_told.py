@@ -115,7 +115,8 @@ def test_lengths_are_as_wished_within_what_the_client_allows() -> None:
 
 def test_the_first_who_wants_something_has_it() -> None:
     slow, slower = OwnTiming(ttft_s=1.0), OwnTiming(ttft_s=2.0)
-    wish = Wish(token_ids=(7,), timing=slow).over(Wish(text="no", reasoning="no", timing=slower, cached_tokens=3))
+    other = Wish(text="no", reasoning="no", reasons=True, timing=slower, cached_tokens=3)
+    wish = Wish(token_ids=(7,), timing=slow).over(other)
 
     assert wish == Wish(token_ids=(7,), timing=slow, cached_tokens=3)
     assert _reply(None, Wish(token_ids=(7,)), Wish(token_ids=(8,)), **EOS_PARAMS)[0] == [7, EOS]

@@ -25,3 +25,4 @@ def test_places_are_the_allowed_ids_in_order(vocab_size: int, without: list[int]
     places = np.arange(vocabulary.size, dtype=np.uint64).reshape(1, -1)
     assert vocabulary.ids_at(places).tolist() == [allowed]
     assert [each for each in range(-2, 50) if each in vocabulary] == allowed
+    assert vocabulary.among(range(-2, 50)) == allowed

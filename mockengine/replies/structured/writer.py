@@ -49,12 +49,17 @@ class Written:
 
 
 class StructuredWriter:
-    """Writes replies with one tokenizer. What is compiled once is kept."""
+    """Writes replies with one tokenizer. What is compiled once is kept.
+
+    Attributes:
+        tokenizer: the model's.
+
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._grammars = Grammars(tokenizer)
         self._vocabulary = Vocabulary(tokenizer)
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
 
     def write(self, constraint: Constraint, key: int, max_tokens: int) -> Written:
         """Write the reply that `key` identifies; a pure function of its arguments.
@@ -82,7 +87,7 @@ class StructuredWriter:
                 fits_without_eos = written
             first = first if first.tokens else written
         if fits_without_eos is None and most <= _MOST_SOUGHT_TOKENS:
-            found = shortest(start, self._tokenizer, self._vocabulary, most)
+            found = shortest(start, self.tokenizer, self._vocabulary, most)
             fits_without_eos = None if found is None else Written(found, complete=True)
         return fits_without_eos or first
 
@@ -92,7 +97,7 @@ class StructuredWriter:
         beginnings: list[tuple[list[int], LLMatcher]] = [([], start)]
         tokens: list[int] = []
         matcher = start.deep_copy()
-        drawing = Drawing(self._tokenizer, self._vocabulary)
+        drawing = Drawing(self.tokenizer, self._vocabulary)
         while len(tokens) < most_drawn and not matcher.is_stopped():
             following = drawing.following(matcher, draw(key, len(tokens)), tokens)
             if not following:
@@ -107,7 +112,7 @@ class StructuredWriter:
 
     def _closed(self, tokens: list[int], matcher: "LLMatcher", most: int) -> Written:
         tokens, matcher = list(tokens), matcher.deep_copy()
-        closing = Closing(self._tokenizer, self._vocabulary)
+        closing = Closing(self.tokenizer, self._vocabulary)
         while not matcher.is_accepting():
             if len(tokens) >= most:
                 return Written(tokens[:most], complete=False)
