@@ -64,6 +64,13 @@ class Agenda(Generic[T]):
                 taken.append(entry[2])
         return taken
 
+    def put_off(self, seconds: float) -> None:
+        """Let everybody's moment come so much later."""
+        # Those who were taken are not in the heap.
+        waiting = [entry[2] for entry in sorted(self._heap) if self._entries.get(entry[2]) is entry]
+        self._entries = {item: (moment + seconds, order, item) for item, (moment, order, _) in self._entries.items()}
+        self._heap = [self._entries[item] for item in waiting]
+
     def forget(self, item: T) -> float | None:
         """Return somebody's moment, who has none any more."""
         entry = self._entries.pop(item, None)

@@ -11,12 +11,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
+from mockengine.engine.adapters import Adapters
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafted import make_requests
 from mockengine.engine.own_sequences import OwnSequences
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
+from mockengine.engine.scheduler import PauseState
 from mockengine.engine.steps import Pipeline, Step
 from mockengine.engine.timing import StepTiming
 from mockengine.wire.requests import EngineCoreRequest
@@ -53,6 +55,7 @@ class BatchRunner(ScheduledRunner):
         batching: BatchingConfig,
         timing: StepTiming,
         kv_event_sink: KvEventSink | None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Begin with nothing to do.
 
@@ -62,9 +65,10 @@ class BatchRunner(ScheduledRunner):
             batching: its limits and its cache.
             timing: how long steps take.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
+            adapters: which are loaded, where there may be any.
 
         """
-        super().__init__(make_requests(rank, config, batching, kv_event_sink))
+        super().__init__(make_requests(rank, config, batching, kv_event_sink, adapters))
         self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
         self._pipeline = Pipeline(self._scheduler, self._depth)
         self._tokens_per_step = config.most_tokens_per_step
@@ -76,6 +80,7 @@ class BatchRunner(ScheduledRunner):
         self._arrived: dict[str, tuple[Request, EngineCoreRequest]] = {}
         # When the next step begins that is scheduled.
         self._begin = 0.0
+        self._stepped_at = 0.0
         # Counts what may let somebody go on who could not: somebody goes, comes, reads again, has loaded.
         self._changes = 0
         # Whether those who wait find no room until something of that happens.
@@ -85,6 +90,11 @@ class BatchRunner(ScheduledRunner):
     def is_computing(self) -> bool:
         """Whether a step is under way, in which an engine takes in nothing but aborts."""
         return bool(self._under_way)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left that may be stepped, and every step has ended."""
+        return not self._under_way and not self._scheduler.has_requests and super().is_idle
 
     @property
     def num_waiting(self) -> int:
@@ -121,11 +131,16 @@ class BatchRunner(ScheduledRunner):
             self._own.forget(self._requests.sequences[request_id])
         return super().take(request_id)
 
-    def take_all(self) -> list[Request]:
-        """Remove every request; nothing is computed any more."""
+    def abort_all(self) -> list[Request]:
+        """Remove every request; the steps that are under way end in their time."""
         arrived, self._arrived = self._arrived, {}
         self._own.clear()
-        requests = [*super().take_all(), *(request for request, _ in arrived.values())]
+        self._note_change()
+        return [*super().take_all(), *(request for request, _ in arrived.values())]
+
+    def take_all(self) -> list[Request]:
+        """Remove every request; nothing is computed any more."""
+        requests = self.abort_all()
         while self._under_way:
             self._under_way.popleft()
             self._pipeline.finish()
@@ -137,14 +152,15 @@ class BatchRunner(ScheduledRunner):
             return self._under_way[0].ends_at
         is_held_up = self._requests.are_all_of(blocked) or (self._is_stuck and blocked == self._held)
         if not self._scheduler.has_requests or is_held_up:
-            moments = [each for each in (self._requests.transfer_due, self._own.due) if each is not None]
+            own_due = None if self.pause_state is PauseState.PAUSED_ALL else self._own.due
+            moments = [each for each in (self._requests.transfer_due, own_due) if each is not None]
             return min(moments, default=None)
         return now
 
     def step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> Spoken:  # noqa: ARG002 - each has its time
         """Take in the result of the step that has ended, if one has."""
         self._hold(blocked)
-        self._begin = now
+        self._begin = self._stepped_at = now
         if not self._under_way:
             self._release(now)
             # What frontends hear of steps that end they hear of a transfer too.
@@ -172,19 +188,28 @@ class BatchRunner(ScheduledRunner):
         return spoken
 
     def settle(self, spoken: Spoken, now: float) -> None:
-        """Take in who has arrived meanwhile, and schedule what can be."""
+        """Take in who has arrived meanwhile, and schedule what can be; `now` may be after the step that has ended."""
         self._requests.speakers.regroup(spoken.said)
         if spoken.is_reported or not self._under_way:
             arrived, self._arrived = self._arrived, {}
             for request, asked in arrived.values():
                 self._take_in(request, asked, now)
         if not self._is_stuck and not self._requests.are_all_of(self._held):
-            self._start(now, self._begin)
+            self._start(now, self._begin if now == self._stepped_at else now)
 
-    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+    def stand_still(self, seconds: float) -> None:
+        """Let those be later by that who have moments of their own; steps are anyway."""
+        self._own.stand_still(seconds)
+
+    def pause(self, state: PauseState, now: float) -> None:
+        """Stop the admission of requests, or everything, or nothing."""
+        super().pause(state, now)
+        self._note_change()
+
+    def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:
         """Forget what is cached; tell whether that was possible."""
         self._note_change()
-        return super().reset_prefix_cache(now, reset_running=reset_running)
+        return super().reset_prefix_cache(now, reset_running=reset_running, reset_connector=reset_connector)
 
     def _end_transfers(self, now: float) -> bool:
         """End the transfers that are over, after which others may find room; tell whether there was any."""
@@ -200,7 +225,9 @@ class BatchRunner(ScheduledRunner):
 
     def _release(self, now: float) -> None:
         """Let those go on whose own moment has come."""
-        if self._own.members and self._own.release(now, self._held):
+        if not self._own.members or self.pause_state is PauseState.PAUSED_ALL:
+            return
+        if self._own.release(now, self._held):
             self._note_change()
 
     def _note_change(self) -> None:
@@ -225,7 +252,7 @@ class BatchRunner(ScheduledRunner):
                 has_to_wait = has_to_wait or self._is_asleep
             if self._under_way:
                 begin = self._under_way[-1].ends_at
-            duration_s = self._duration_s(step)
+            duration_s = self._duration_s(step) + self._requests.load_adapters(step)
             # Whoever lost its blocks has left them to others.
             found_nothing = step.is_empty and not step.preempted
             self._under_way.append(_UnderWay(duration_s, begin + duration_s, self._changes if found_nothing else None))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an engine needs to know to run: a value that the service makes of the settings and of a frontend's INIT."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -60,6 +61,41 @@ class KvTransferConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoraConfig:
+    """Room for LoRA adapters.
+
+    Attributes:
+        max_loras: slots, which is how many different adapters those have at most who run at once.
+        max_cpu_loras: how many are loaded at once, those in slots among them.
+        load_s: what loading one takes, in seconds.
+        is_there: tells whether there is an adapter at a path.
+
+    """
+
+    max_loras: int
+    max_cpu_loras: int
+    load_s: float = 0.0
+    is_there: Callable[[str], bool] = lambda _path: True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlConfig:
+    """What utility calls are about, besides requests.
+
+    Attributes:
+        world_size: workers of a rank.
+        weight_transfer_backend: how a trainer may send other weights; None is not at all.
+        sleep_s, wake_up_s: what falling asleep and waking up take, in seconds.
+
+    """
+
+    world_size: int = 1
+    weight_transfer_backend: str | None = None
+    sleep_s: float = 0.0
+    wake_up_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """The engine's part of the settings, under the same names and with the same meaning.
 
@@ -75,6 +111,8 @@ class EngineConfig:
         mm_cache: what is remembered of images and the like.
         speculation: drafts of outputs, where there are any; then `output_token_chunk_size` is 1.
         supported_tasks: what may be asked of it, under vLLM's names.
+        loras: room for adapters, where there may be any.
+        control: what utility calls are about.
 
     """
 
@@ -93,6 +131,8 @@ class EngineConfig:
     mm_cache: MmCacheConfig = field(default_factory=MmCacheConfig)
     speculation: SpeculationConfig | None = None
     supported_tasks: tuple[str, ...] = ("generate",)
+    loras: LoraConfig | None = None
+    control: ControlConfig = field(default_factory=ControlConfig)
 
     @property
     def generates(self) -> bool:

@@ -5,26 +5,27 @@ Accepted requests wait until the next step, run from it on and leave with their 
 be sent, in that order.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Any
 
-from mockengine.engine.batching import BatchRunner
+from mockengine.engine.calls import Calls
 from mockengine.engine.config import EngineConfig
-from mockengine.engine.control import SHUTTING_DOWN, Control, UtilityError
+from mockengine.engine.control import FAULT_TOLERANCE, SHUTTING_DOWN
 from mockengine.engine.dialect import Dialect
-from mockengine.engine.drafted import DraftedRunner
 from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
-from mockengine.engine.mm_cache import MmCache
-from mockengine.engine.moments import MomentRunner
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
+from mockengine.engine.parts import make_parts
+from mockengine.engine.pausing import ENGINE_PAUSED
 from mockengine.engine.pooled import PooledReplies
 from mockengine.engine.requests import Request
-from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink
+from mockengine.engine.scheduler import PauseState
 from mockengine.engine.sessions import Outcome, Sessions, Turn
-from mockengine.engine.timing import RequestTiming, make_timing
 from mockengine.engine.waves import Wave
 from mockengine.replies.asked import ReplyError
 from mockengine.replies.planner import Planner
@@ -79,25 +80,44 @@ class EngineCore:
         self._planner = Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
         self._dialect = dialect
         self._observer = observer
-        self._runner = _make_runner(rank, config, kv_event_sink)
+        parts = make_parts(rank, config, dialect, kv_event_sink, self._abort_running)
+        self._runner = parts.runner
+        self._adapters = parts.adapters
+        self._pausing = parts.pausing
+        self._weights = parts.weights
+        self._mm_cache = parts.mm_cache
         self._sessions = Sessions(self._runner, self._begin_turn)
-        self._mm_cache = MmCache(config.mm_cache)
         self._pooled = PooledReplies()
-        self._control = Control(config.block_size, dialect, self._runner, self._mm_cache, config.supported_tasks)
-        self._outgoing = Outgoing(rank, dialect, self._control.weight_version)
+        self._calls = Calls(parts.control, self._reply, self._is_idle)
+        self._outgoing = Outgoing(rank, dialect, self._weights.version)
         self._shutting_down = False
-        # Calls that came while a step was computed; a real engine reads them between steps.
-        self._calls: list[tuple[UtilityCall, int]] = []
+        # Messages that came while the rank was busy, and from the first call on that came while a step was computed:
+        # a real engine reads them between steps.
+        self._inbox: deque[tuple[Message, int]] = deque()
 
     # What comes in.
 
     def receive(self, message: Message, client: int, now: float) -> list[Outbound]:
         """Take one message that arrived on the socket of `client` (or `COORDINATOR`); return what is to be sent."""
+        if client == COORDINATOR and isinstance(message, Add | Abort | UtilityCall):
+            reason = "only START_DP_WAVE comes from a coordinator"
+            return self._unreadable(Unreadable(reason, type(message).__name__, (), flaw=Flaw.MISDIRECTED), client, now)
+        if not self._must_wait(message):
+            return self._take_in(message, client, now) + self._calls.go_on(now)
+        self._inbox.append((message, client))
+        # What is computed for an aborted request is dropped at once.
+        return self._abort(message.request_ids, now) if isinstance(message, Abort) and not self._is_busy else []
+
+    def _must_wait(self, message: Message) -> bool:
+        """Whether a message is to be taken in later."""
+        if isinstance(message, Unreadable):
+            return False
+        if isinstance(message, UtilityCall):
+            return message.method != FAULT_TOLERANCE and (self._is_busy or self._runner.is_computing)
+        return self._is_busy or (bool(self._inbox) and self._runner.is_computing)
+
+    def _take_in(self, message: Message, client: int, now: float) -> list[Outbound]:
         match message:
-            case Add() | Abort() | UtilityCall() if client == COORDINATOR:
-                reason = "only START_DP_WAVE comes from a coordinator"
-                unexpected = Unreadable(reason, type(message).__name__, (), flaw=Flaw.MISDIRECTED)
-                return self._unreadable(unexpected, client, now)
             case Add(request):
                 return self._add(request, client, now)
             case Abort(request_ids):
@@ -105,27 +125,49 @@ class EngineCore:
             case UtilityCall():
                 return self._call(message, client, now)
             case StartDpWave(wave, exclude):
-                if self._config.has_waves:
+                if self._config.has_waves and not self._pausing.is_paused:
                     self.wave.woken(self.rank, wave, exclude)
                 return []
             case Unreadable():
                 return self._unreadable(message, client, now)
+
+    def _empty_inbox(self, now: float) -> list[Outbound]:
+        """Take in what came meanwhile, as far as it does not make the rank busy again."""
+        outbound: list[Outbound] = []
+        while self._inbox and not self._is_busy:
+            outbound += self._take_in(*self._inbox.popleft(), now)
+        if not self._is_busy:
+            for outcome in self._sessions.take_arrived(now):
+                outbound += self._follow(outcome, now)
+        return outbound
 
     def begin_shutdown(self) -> None:
         """Accept nothing any more; what runs goes on."""
         self._shutting_down = True
 
     def abort_everything(self, now: float) -> list[Outbound]:
-        """End all requests with an ABORT output, as for a shutdown."""
+        """End all requests with an ABORT output, as for a shutdown, and calls with a failure."""
+        outbound = self._calls.give_up(SHUTTING_DOWN, now)
+        while self._inbox:
+            outbound += self._empty_inbox(now)
+            outbound += self._calls.give_up(SHUTTING_DOWN, now)
+        return [*outbound, *self._end([*self._runner.take_all(), *self._pooled.take_all()], now)]
+
+    def _abort_running(self, now: float) -> list[Outbound]:
+        return self._end([*self._runner.abort_all(), *self._pooled.take_all()], now)
+
+    def _end(self, requests: Sequence[Request], now: float) -> list[Outbound]:
+        """Tell clients that the engine has aborted requests, and all sessions."""
         by_client: dict[int, list[EngineCoreOutput]] = {}
-        answers = self._answer_calls(now)
-        for request in [*self._runner.take_all(), *self._pooled.take_all()]:
+        for request in requests:
+            if request.pooling is not None:
+                request.pooling.give_up()
             self._report_finished(request, FinishReason.ABORT, now)
             output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=request.pooling is not None)
             by_client.setdefault(request.client, []).append(output)
         for asked in self._sessions.forget_all():
             by_client.setdefault(asked.client_index, []).append(_last_output(asked.request_id, FinishReason.ABORT))
-        return [*answers, *(self._final_outputs(client, outputs, now) for client, outputs in by_client.items())]
+        return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
 
     # What goes on.
 
@@ -144,6 +186,11 @@ class EngineCore:
         """Requests accepted and not stepped yet."""
         return self._runner.num_waiting
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether requests are there that may be stepped, or the rank is busy with a call."""
+        return self._is_busy or bool(self._pooled) or (bool(self.num_requests) and not self._runner.is_idle)
+
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, `now` or earlier being at once, or None while there is nothing to do.
 
@@ -152,6 +199,8 @@ class EngineCore:
             blocked: clients that take no more output for now.
 
         """
+        if self._calls.busy_until is not None:
+            return self._calls.busy_until
         due = self._runner.due(now, blocked)
         if self._pooled and self._pooled.has_some_for_others_than(blocked):
             return now if due is None else min(due, now)
@@ -159,10 +208,25 @@ class EngineCore:
             # What is due may be a transfer, long after.
             is_report_due = self._outgoing.has_finished_ids and self._runner.may_step_anytime
             return min(due, now) if is_report_due else due
-        # What sessions hold that wait for input is load that stays.
-        is_idle = not self.num_requests and not self._runner.num_paused
-        has_news = self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and is_idle)
-        return now if has_news else due
+        return now if self._has_news else due
+
+    @property
+    def _has_load(self) -> bool:
+        """Whether there are requests, or sessions that wait for input and hold something meanwhile."""
+        return bool(self.num_requests or self._runner.num_paused)
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether a client is to hear something although nothing is to be stepped."""
+        return self._outgoing.has_finished_ids or (self._outgoing.has_been_told_of_load and not self._has_load)
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._calls.busy_until is not None
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is left to be stepped, nor to be said of that."""
+        return self._runner.is_idle and not self._pooled and not self._has_news
 
     def step(self, now: float, blocked: AbstractSet[int] = frozenset(), most_steps: int = 1) -> list[Outbound]:
         """Let every request whose client takes output say its next tokens.
@@ -177,6 +241,8 @@ class EngineCore:
             is left to do, every client that heard of load hears that it is gone.
 
         """
+        if self._is_busy:
+            return self._go_on_after_call(now)
         outbound = self._load_for_coordinator(now)
         is_runners_turn = not self._pooled or self._is_runner_due(now, blocked)
         # What is said once belongs to one step.
@@ -194,18 +260,25 @@ class EngineCore:
         outbound += self._outgoing.step(spoken, self._runner.take_stats, now, blocked)
         outbound += refusals
         if spoken.is_reported:
-            outbound += self._answer_calls(now)
-            for outcome in self._sessions.take_arrived(now):
-                outbound += self._follow(outcome, now)
+            outbound += self._empty_inbox(now)
         if is_runners_turn:
             # Only now: the rows of what was said lie where the running sets have them.
-            self._runner.settle(spoken, now)
+            self._runner.settle(spoken, now if self._calls.busy_until is None else self._calls.busy_until)
         outbound += self._load_for_coordinator(now)
         # A runner that reports every step makes another one, in which nothing is said.
-        is_idle = not self.num_requests and not self._runner.num_paused
-        if is_idle and not (spoken.is_reported and spoken.said):
+        if not self._has_load and not (spoken.is_reported and spoken.said):
             outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
-        return outbound
+        return outbound + self._calls.go_on(now)
+
+    def _go_on_after_call(self, now: float) -> list[Outbound]:
+        """Go on if a call does not keep the rank busy any more."""
+        if self._calls.busy_until is not None and now < self._calls.busy_until:
+            return []
+        if self._runner.pause_state is not PauseState.PAUSED_ALL:
+            self._runner.stand_still(self._calls.busy_s)
+        outbound = self._calls.end_busy(now)
+        outbound += self._empty_inbox(now)
+        return outbound + self._calls.go_on(now)
 
     def _is_runner_due(self, now: float, blocked: AbstractSet[int]) -> bool:
         due = self._runner.due(now, blocked)
@@ -229,14 +302,16 @@ class EngineCore:
         refusal = None if is_heard and not request.resumable else self._refusal(request)
         if is_heard:
             return self._follow(self._sessions.hear(request, refusal, now), now)
+        if self._pausing.rejects_new and refusal is None and not request.abort_immediately:
+            # More input of what runs is not new, and was heard above.
+            return self._refuse(request, request.client_index, self._problem(request) or ENGINE_PAUSED, now)
         if request.resumable and not request.abort_immediately and request.request_id not in self._runner:
             return self._follow(self._sessions.open(request, refusal, now), now)
         if refusal is not None:
             return [self._final_outputs(request.client_index, [refusal], now)]
         problem = self._problem(request)
-        if problem is not None:
-            return self._refuse(request, request.client_index, problem, now)
-        return self._accept(request, now)
+        client = request.client_index
+        return self._accept(request, now) if problem is None else self._refuse(request, client, problem, now)
 
     def _accept(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
         accepted = self._plan(request, now)
@@ -263,7 +338,13 @@ class EngineCore:
         return accepted
 
     def _start_wave(self, stamped: int, now: float) -> list[Outbound]:
-        if not self._config.has_waves or not self.wave.request_arrived(stamped):
+        """Begin a wave for requests that there are, unless they are to wait until a pause ends."""
+        if not self._config.has_waves:
+            return []
+        if self._pausing.is_paused:
+            self.wave.noted(stamped)
+            return []
+        if not self.wave.request_arrived(stamped):
             return []
         return [self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number))]
 
@@ -294,7 +375,15 @@ class EngineCore:
             return _invalid(
                 f"the prompt has {request.num_prompt_tokens} tokens where max_model_len is {self._config.max_model_len}"
             )
-        return None
+        return self._lora_problem(request)
+
+    def _lora_problem(self, request: EngineCoreRequest) -> RequestError | None:
+        if request.lora_request is None:
+            return None
+        if self._adapters is None:
+            return _invalid(f"LoRA is not enabled (asked for {shown(request.lora_request.name)})")
+        problem = self._adapters.problem(request.lora_request)
+        return None if problem is None else _invalid(problem)
 
     def _refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
         """Return how a request ends at once whatever it asks, if it does."""
@@ -370,29 +459,19 @@ class EngineCore:
     # Utility calls and what cannot be read.
 
     def _call(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
-        if self._runner.is_computing:
-            self._calls.append((call, arrived_from))
-            return []
-        return self._answer(call, arrived_from, now)
-
-    def _answer_calls(self, now: float) -> list[Outbound]:
-        """Answer the calls that came while a step was computed."""
-        calls, self._calls = self._calls, []
-        return [answer for call, client in calls for answer in self._answer(call, client, now)]
-
-    def _answer(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
         self._dialect.learn_from_call(call.method)
-        result, failure = None, None
         if self._shutting_down:
-            failure = SHUTTING_DOWN
-        else:
-            try:
-                result = self._control.answer(call, now)
-                self._outgoing.weight_version = self._control.weight_version
-            except UtilityError as error:
-                failure = str(error)
+            return [self._reply(call, arrived_from, None, SHUTTING_DOWN, now)]
+        was_paused = self._pausing.is_paused
+        outbound = self._calls.begin(call, arrived_from, now)
+        if was_paused and not self._pausing.is_paused and self.num_requests:
+            outbound += self._start_wave(0, now)
+        return outbound
+
+    def _reply(self, call: UtilityCall, arrived_from: int, result: Any, failure: str | None, now: float) -> Outbound:
+        self._outgoing.weight_version = self._weights.version
         client = call.client_index if 0 <= call.client_index < self._config.clients else arrived_from
-        return [self._outgoing.encode(client, UtilityReply(self.rank, now, call.call_id, result, failure))]
+        return self._outgoing.encode(client, UtilityReply(self.rank, now, call.call_id, result, failure))
 
     def _unreadable(self, message: Unreadable, client: int, now: float) -> list[Outbound]:
         """Answer what can be answered, so that no client waits for ever; a request in flight is left alone."""
@@ -414,11 +493,10 @@ class EngineCore:
     # Bookkeeping.
 
     def _final_outputs(self, client: int, outputs: list[EngineCoreOutput], now: float) -> Outbound:
-        """Make the message that ends requests outside of a step, and reports them as finished where that counts."""
+        """Make the message that ends requests outside of a step, and reports them as finished."""
         here = (self._runner, self._pooled, self._sessions)
         ids = [output.request_id for output in outputs if not any(output.request_id in each for each in here)]
-        finished_requests = ids if self._config.reports_finished_requests else ()
-        return self._outgoing.final_outputs(client, outputs, finished_requests, now)
+        return self._outgoing.final_outputs(client, outputs, ids, now)
 
     def _load_for_coordinator(self, now: float) -> list[Outbound]:
         if not self._config.has_coordinator:
@@ -433,18 +511,6 @@ class EngineCore:
 
     def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)
-
-
-def _make_runner(rank: int, config: EngineConfig, kv_event_sink: KvEventSink | None) -> Runner:
-    most = config.batching.max_num_seqs if config.batching is not None else 1
-    timing = make_timing(config.timing, max_num_seqs=most, seed=config.replies.seed, rank=rank)
-    if isinstance(timing, RequestTiming):
-        return MomentRunner(rank, config, config.batching, timing, kv_event_sink)
-    if config.batching is None:
-        if config.speculation is not None:
-            return DraftedRunner(config, config.speculation)
-        return FreeRunner(config)
-    return BatchRunner(rank, config, config.batching, timing, kv_event_sink)
 
 
 def _invalid(message: str) -> RequestError:

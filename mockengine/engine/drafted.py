@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
+from mockengine.engine.adapters import Adapters
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafts import Acceptance, DraftCounts, Drafts, SpeculationConfig
 from mockengine.engine.loose import VaryingRow
@@ -199,9 +200,10 @@ class DraftedRequests(ScheduledRequests):
         config: EngineConfig,
         batching: BatchingConfig,
         kv_event_sink: KvEventSink | None,
+        adapters: Adapters | None,
         speculation: SpeculationConfig,
     ) -> None:
-        super().__init__(rank, config, batching, kv_event_sink)
+        super().__init__(rank, config, batching, kv_event_sink, adapters)
         speakers = DraftedSpeakers(speculation, config.max_model_len)
         self.speakers = self._drafted = speakers
 
@@ -224,9 +226,13 @@ class DraftedRequests(ScheduledRequests):
 
 
 def make_requests(
-    rank: int, config: EngineConfig, batching: BatchingConfig, kv_event_sink: KvEventSink | None
+    rank: int,
+    config: EngineConfig,
+    batching: BatchingConfig,
+    kv_event_sink: KvEventSink | None,
+    adapters: Adapters | None,
 ) -> ScheduledRequests:
     """Return requests that share an engine, with drafts if the engine has any."""
     if config.speculation is None:
-        return ScheduledRequests(rank, config, batching, kv_event_sink)
-    return DraftedRequests(rank, config, batching, kv_event_sink, config.speculation)
+        return ScheduledRequests(rank, config, batching, kv_event_sink, adapters)
+    return DraftedRequests(rank, config, batching, kv_event_sink, adapters, config.speculation)

@@ -7,6 +7,7 @@ connector reads no clock.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from heapq import heappop, heappush
 
 from mockengine.engine.block_hash import Block
@@ -159,6 +160,10 @@ class KvConnector:
             in_progress=self._stages[FetchStage.IN_PROGRESS],
             completed_waiting=self._stages[FetchStage.COMPLETED_WAITING],
         )
+
+    def reset(self) -> None:
+        """Note that what other instances have cached was forgotten."""
+        self._stats = replace(self._stats, reset=True)
 
     def take_stats(self) -> PrefixCacheStats:
         """Return queries and hits of what other instances have cached, since the call before."""

@@ -13,12 +13,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
 
+from mockengine.engine.adapters import Adapters
 from mockengine.engine.agenda import Agenda
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafted import make_requests
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
+from mockengine.engine.scheduler import PauseState
 from mockengine.engine.sequences import Status, TokenSequence
 from mockengine.engine.steps import StepResult
 from mockengine.engine.timing import RequestTiming
@@ -46,6 +48,7 @@ class MomentRunner(ScheduledRunner):
         batching: BatchingConfig | None,
         timing: RequestTiming,
         kv_event_sink: KvEventSink | None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Begin with nothing to do.
 
@@ -55,12 +58,13 @@ class MomentRunner(ScheduledRunner):
             batching: its limits and its cache; None is without any.
             timing: when requests say something.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
+            adapters: which are loaded, where there may be any.
 
         """
         self._is_limited = batching is not None
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
-        super().__init__(make_requests(rank, config, limits, kv_event_sink))
+        super().__init__(make_requests(rank, config, limits, kv_event_sink, adapters))
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due.
@@ -103,7 +107,7 @@ class MomentRunner(ScheduledRunner):
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when somebody or a transfer is due next, `now` if somebody may be admitted or heard again, or None."""
         transfer_due = self._requests.transfer_due
-        if not self._requests.by_id:
+        if not self._requests.by_id or self.pause_state is PauseState.PAUSED_ALL:
             return transfer_due
         if self._has_news or not self._blocked <= blocked:
             return now
@@ -126,8 +130,9 @@ class MomentRunner(ScheduledRunner):
                 self._forget(sequence)
                 sequence.is_blocked = self._client(sequence) in blocked
         factor = self._timing.load_factor(self._requests.num_running)
+        loaded_at = now + self._requests.load_adapters(step)
         for sequence in (*step.new, *step.resumed):
-            self._put_off(sequence, self._first_moment(sequence, now, factor))
+            self._put_off(sequence, self._first_moment(sequence, loaded_at, factor))
         result = self._scheduler.update(step)
         self._requests.begin_transfers(step, result, now)
         spoken = self._requests.say(result, loosely=True)
@@ -142,6 +147,18 @@ class MomentRunner(ScheduledRunner):
     def settle(self, spoken: Spoken, now: float) -> None:
         """Go on after a step: everybody goes on by themselves."""
 
+    def pause(self, state: PauseState, now: float) -> None:
+        """Stop the admission of requests, or everything, or nothing."""
+        super().pause(state, now)
+        self._has_news = True
+
+    def stand_still(self, seconds: float) -> None:
+        """Let everybody be due so much later."""
+        self._agenda.put_off(seconds)
+        for request in self._requests.by_id.values():
+            if request.moments is not None:
+                request.moments.put_off(seconds)
+
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait, and how full the cache is."""
         load = super().load()
@@ -152,16 +169,12 @@ class MomentRunner(ScheduledRunner):
         stats = super().take_stats()
         return stats if self._is_limited else replace(stats, kv_cache_usage=0.0)
 
-    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
-        """Forget what is cached; tell whether that was possible.
-
-        Args:
-            now: the time, in engine seconds.
-            reset_running: preempt whatever runs first, whose cache cannot be forgotten.
-
-        """
+    def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:
+        """Forget what is cached; tell whether that was possible; without limits nothing is."""
         self._has_news = True
-        return super().reset_prefix_cache(now, reset_running=reset_running) if self._is_limited else True
+        if not self._is_limited:
+            return True
+        return super().reset_prefix_cache(now, reset_running=reset_running, reset_connector=reset_connector)
 
     # Moments.
 
@@ -188,7 +201,9 @@ class MomentRunner(ScheduledRunner):
                 self._put_off(sequence, due)
 
     def _release(self, now: float) -> None:
-        """Let those go on who are due, unless their client takes no output."""
+        """Let those go on who are due, unless everything is paused or their client takes no output."""
+        if self.pause_state is PauseState.PAUSED_ALL:
+            return
         for sequence in self._agenda.take(now):
             if self._client(sequence) in self._blocked:
                 self._held[sequence] = None

@@ -24,9 +24,8 @@ class OwnLane:
         # By client, since one that takes no output holds up nobody else.
         self._agendas: dict[int, Agenda[Request]] = {}
 
-    def add(self, request: Request, moments: Moments) -> None:
-        """Take in a request."""
-        now = request.accepted_at
+    def add(self, request: Request, moments: Moments, now: float) -> None:
+        """Take in a request, which is scheduled now."""
         request.tell_scheduled(now)
         self.requests[request.request_id] = request, moments
         self._agendas.setdefault(request.client, Agenda()).put(request, moments.begin(now, 0.0))
@@ -47,6 +46,13 @@ class OwnLane:
         self.requests.clear()
         self._agendas.clear()
         return requests
+
+    def stand_still(self, seconds: float) -> None:
+        """Let everybody be due so much later."""
+        for _, moments in self.requests.values():
+            moments.put_off(seconds)
+        for agenda in self._agendas.values():
+            agenda.put_off(seconds)
 
     def due(self, blocked: AbstractSet[int]) -> float | None:
         """Return when somebody is due next whose client takes output, or None."""

@@ -58,6 +58,12 @@ class OwnSequences:
         self._agenda.clear()
         self._staying.clear()
 
+    def stand_still(self, seconds: float) -> None:
+        """Let everybody be due so much later."""
+        for member in self.members.values():
+            member.moments.put_off(seconds)
+        self._agenda.put_off(seconds)
+
     @property
     def due(self) -> float | None:
         """When somebody may go on who stays, or None."""

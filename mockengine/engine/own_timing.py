@@ -56,6 +56,11 @@ class Moments:
             self._outputs, self.due = outputs, earliest
         return self.due
 
+    def put_off(self, seconds: float) -> None:
+        """Let the next output be due so much later, if it is due at all."""
+        if self.due is not None:
+            self.due += seconds
+
     def advance(self, usual_s: float) -> float:
         """Count an output; return when the next one is due, which usually takes that long."""
         if self.due is None:

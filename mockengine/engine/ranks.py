@@ -20,11 +20,16 @@ class Ranks:
         return sum(engine.num_requests for engine in self.engines)
 
     @property
+    def can_go_on(self) -> bool:
+        """Whether any rank has work that will be done, other than by ending a pause."""
+        return any(engine.can_go_on for engine in self.engines)
+
+    @property
     def _wave_is_over(self) -> bool:
         """Whether a wave runs of which no rank here has any work."""
         for engine in self.engines:
             if engine.wave.running:
-                return not self.num_requests
+                return not self.can_go_on
         return False
 
     def next_deadline(self, now: float, blocked: AbstractSet[int]) -> float | None:

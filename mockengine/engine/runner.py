@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How requests get from their arrival to their last token: one interface, and the way that knows no limits.
 
-`FreeRunner` is an engine without a scheduler: whatever is there runs, in steps of one pace. `batching` has the way of
-vLLM's scheduler.
+`FreeRunner` is an engine without a scheduler: whatever is there runs, in steps of one pace; `gate` decides who is let
+in. `batching` has the way of vLLM's scheduler.
 """
 
 from collections import Counter
@@ -14,6 +14,7 @@ from mockengine.engine.own_lane import OwnLane
 from mockengine.engine.pace import Pace
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
+from mockengine.engine.scheduler import PauseState
 from mockengine.engine.speakers import Speakers
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.stats import SchedulerStats
@@ -42,6 +43,14 @@ class Runner(Protocol):
     def num_paused(self) -> int:
         """Sessions that wait for input and hold something meanwhile."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left that may be stepped: there are no requests, or paused ones alone."""
+
+    @property
+    def pause_state(self) -> PauseState:
+        """What is paused."""
+
     def __contains__(self, request_id: str) -> bool: ...
 
     def add(self, request: Request, asked: EngineCoreRequest) -> None:
@@ -57,7 +66,10 @@ class Runner(Protocol):
         """Remove a request, wherever it is, and what a session of its id holds."""
 
     def take_all(self) -> list[Request]:
-        """Remove every request, and what sessions hold."""
+        """Remove every request, and what sessions hold; nothing is computed any more."""
+
+    def abort_all(self) -> list[Request]:
+        """Remove likewise every request; a step that is under way ends in its time."""
 
     def due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when the next step is due, `now` or earlier being at once, or None while nothing can be done.
@@ -83,7 +95,13 @@ class Runner(Protocol):
         """
 
     def settle(self, spoken: Spoken, now: float) -> None:
-        """Go on after a step; `now` is its time."""
+        """Go on after a step; `now` is its time, or a later one until which nobody could go on."""
+
+    def pause(self, state: PauseState, now: float) -> None:
+        """Stop the admission of requests, or everything, or nothing, from `now` on."""
+
+    def stand_still(self, seconds: float) -> None:
+        """Let what is due at moments of its own be due so much later."""
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""
@@ -91,12 +109,13 @@ class Runner(Protocol):
     def take_stats(self) -> SchedulerStats:
         """Return the statistics that go with a step, which count since the call before."""
 
-    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+    def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:
         """Forget what is cached; tell whether that was possible.
 
         Args:
             now: the time, in engine seconds.
             reset_running: preempt whatever runs first, whose cache cannot be forgotten.
+            reset_connector: forget what other instances have too.
 
         """
 
@@ -140,29 +159,17 @@ class FreeRunner:
         """Requests that came since the last step."""
         return len(self._waiting)
 
-    @property
-    def num_paused(self) -> int:
-        """None: there is nothing to hold."""
-        return 0
-
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._waiting or request_id in self._own.requests or request_id in self._speakers
 
-    def add(self, request: Request, asked: EngineCoreRequest) -> None:  # noqa: ARG002 - the interface's
+    def add(self, request: Request, now: float) -> None:
         """Take in a request, which runs from the next step on, or from now on if it has moments of its own."""
         self._num_requests += 1
         if request.moments is not None:
-            self._own.add(request, request.moments)
+            self._own.add(request, request.moments, now)
         else:
             self._waiting[request.request_id] = request
             self._num_of_client[request.client] += 1
-
-    def go_on(self, request: Request, asked: EngineCoreRequest, now: float) -> None:  # noqa: ARG002 - the interface's
-        """Take in the next turn of a session as any request: there is nothing to go on from."""
-        self.add(request, asked)
-
-    def close(self, request_id: str) -> None:
-        """Do nothing: nothing is kept for a next turn."""
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request, wherever it is."""
@@ -212,6 +219,10 @@ class FreeRunner:
             self._pace.stepped(now)
         self._has_stepped = False
 
+    def stand_still(self, seconds: float) -> None:
+        """Let those be later by that who have moments of their own; steps that were missed are left out anyway."""
+        self._own.stand_still(seconds)
+
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""
         counts = (self.num_running, self.num_waiting)
@@ -222,10 +233,6 @@ class FreeRunner:
     def take_stats(self) -> SchedulerStats:
         """Return how many requests run and wait: nothing else is counted."""
         return self.load()
-
-    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:  # noqa: ARG002 - the interface's
-        """Do nothing: nothing is cached."""
-        return True
 
     def _step_due(self, now: float, blocked: AbstractSet[int]) -> float | None:
         """Return when those who step together do so next."""

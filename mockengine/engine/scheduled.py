@@ -5,18 +5,19 @@
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import blake2b
 from math import isnan
 from typing import Final
 
+from mockengine.engine.adapters import Adapters
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.kv_connector import KvConnector
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
-from mockengine.engine.scheduler import SchedulerConfig
+from mockengine.engine.scheduler import PauseState, SchedulerConfig
 from mockengine.engine.sequences import TokenSequence
 from mockengine.engine.speakers import Speakers
 from mockengine.engine.speculative import make_scheduler
@@ -24,7 +25,7 @@ from mockengine.engine.steps import Step, StepResult
 from mockengine.engine.transfers import Transfers
 from mockengine.replies import TokenSource
 from mockengine.wire.kv_events import KVCacheEvent
-from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
+from mockengine.wire.requests import EngineCoreRequest, LoraRequest, MultiModalFeature
 from mockengine.wire.sampling import SamplingParams
 from mockengine.wire.stats import SchedulerStats
 
@@ -46,6 +47,7 @@ class ScheduledRequests:
         config: EngineConfig,
         batching: BatchingConfig,
         kv_event_sink: KvEventSink | None,
+        adapters: Adapters | None = None,
     ) -> None:
         """Begin with nothing to do.
 
@@ -54,6 +56,7 @@ class ScheduledRequests:
             config: what it plays.
             batching: its limits and its cache.
             kv_event_sink: hears of what happens to blocks, if there is somebody to hear it.
+            adapters: which are loaded, where there may be any.
 
         """
         limits = SchedulerConfig(
@@ -64,6 +67,7 @@ class ScheduledRequests:
             long_prefill_token_threshold=batching.long_prefill_token_threshold,
             tokens_per_step=config.output_token_chunk_size,
             num_spec_tokens=config.num_spec_tokens,
+            max_loras=None if config.loras is None else config.loras.max_loras,
         )
         connector = None
         if config.kv_transfer is not None:
@@ -82,6 +86,9 @@ class ScheduledRequests:
         self.speakers = Speakers(config.output_token_chunk_size)
         self.by_id: dict[str, Request] = {}
         self.sequences: dict[str, TokenSequence] = {}
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.in_use = self._loras_in_use
         self._max_model_len = config.max_model_len
         self._kv_event_sink = kv_event_sink
 
@@ -177,6 +184,23 @@ class ScheduledRequests:
         """End the transfers that are over; tell whether there was any."""
         return self._transfers is not None and self._transfers.end(now)
 
+    def reset_connector(self) -> None:
+        """Note that what other instances have cached is not to be counted on."""
+        if self._connector is not None:
+            self._connector.reset()
+
+    # Adapters.
+
+    def load_adapters(self, step: Step) -> float:
+        """Have the adapters in slots of those who are admitted by a step; return how long that takes, in seconds."""
+        if self._adapters is None:
+            return 0.0
+        loras = [sequence.lora_request for sequence in (*step.new, *step.resumed)]
+        return sum(self._adapters.use(lora) for lora in loras if lora is not None)
+
+    def _loras_in_use(self) -> Iterable[LoraRequest]:
+        return [sequence.lora_request for sequence in self.scheduler.running if sequence.lora_request is not None]
+
     # What is reported.
 
     def publish(self) -> None:
@@ -217,6 +241,7 @@ class ScheduledRunner:
     def __init__(self, requests: ScheduledRequests) -> None:
         self._requests = requests
         self._scheduler = requests.scheduler
+        self._frozen_at = 0.0
 
     @property
     def is_computing(self) -> bool:
@@ -255,8 +280,33 @@ class ScheduledRunner:
         return self._requests.take(request_id)
 
     def take_all(self) -> list[Request]:
-        """Remove every request."""
+        """Remove every request; nothing is computed any more."""
         return self._requests.take_all()
+
+    def abort_all(self) -> list[Request]:
+        """Remove every request; a step that is under way ends in its time."""
+        return self.take_all()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left that may be stepped, or that another instance is to load."""
+        return not self._scheduler.has_unfinished_requests and self._requests.transfer_due is None
+
+    @property
+    def pause_state(self) -> PauseState:
+        """What is paused."""
+        return self._scheduler.pause_state
+
+    def pause(self, state: PauseState, now: float) -> None:
+        """Stop the admission of requests, or everything, or nothing."""
+        was, self._scheduler.pause_state = self._scheduler.pause_state, state
+        if state is PauseState.PAUSED_ALL:
+            self._frozen_at = self._frozen_at if was is state else now
+        elif was is PauseState.PAUSED_ALL:
+            self.stand_still(now - self._frozen_at)
+
+    def stand_still(self, seconds: float) -> None:
+        """Do nothing: a step under way ends in its time, and the next one begins when it can."""
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait, and how full the cache is."""
@@ -266,15 +316,19 @@ class ScheduledRunner:
         """Return that, and queries and hits of the prefix cache since the call before."""
         return self._requests.take_stats()
 
-    def reset_prefix_cache(self, now: float, *, reset_running: bool) -> bool:
+    def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:
         """Forget what is cached; tell whether that was possible.
 
         Args:
             now: the time, in engine seconds.
             reset_running: preempt whatever runs first, whose cache cannot be forgotten.
+            reset_connector: forget what other instances have too.
 
         """
-        return self._scheduler.reset_prefix_cache(reset_running, now)
+        is_reset = self._scheduler.reset_prefix_cache(reset_running, now)
+        if is_reset and reset_connector:
+            self._requests.reset_connector()
+        return is_reset
 
 
 class _TokenReader:

@@ -148,8 +148,11 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         """Whether a step is to be made; one more is after a sequence has ended."""
-        if self._has_ended_some:
-            return True
+        return self._has_ended_some or self.has_unfinished_requests
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether there are sequences that may be stepped."""
         match self.pause_state:
             case PauseState.UNPAUSED:
                 return len(self.running) + len(self._waiting) + len(self._holding) > self.num_paused
@@ -334,7 +337,9 @@ class Scheduler:
         admitted: list[TokenSequence] = []
         loras: set[int] = set()
         if self._config.max_loras is not None:
-            loras = {sequence.lora_request.int_id for sequence in step.sequences if sequence.lora_request}
+            # Those that must not go on for now keep their slots.
+            held = (sequence for sequence in self.running if sequence.is_blocked)
+            loras = {each.lora_request.int_id for each in (*step.sequences, *held) if each.lora_request}
         for sequence in self._candidates():
             if not budget or len(self.running) + self.num_paused >= self._config.max_num_seqs:
                 break

@@ -22,6 +22,10 @@ class Wave:
     number: int = 0
     running: bool = False
 
+    def noted(self, stamped: int) -> None:
+        """Take note of the wave that a client stamped a request with which waits for another one."""
+        self.number = max(self.number, stamped)
+
     def request_arrived(self, stamped: int) -> bool:
         """Take part for a request that its client stamped with a wave; tell whether that starts a wave."""
         self.number = max(self.number, stamped)

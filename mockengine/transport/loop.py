@@ -121,7 +121,7 @@ class Loop:
             self._reporter.turned(now)
             if self._stop.requested and self._leave_by is None:
                 self._begin_leaving(now)
-            if self._leave_by is not None and (now >= self._leave_by or not self._ranks.num_requests):
+            if self._leave_by is not None and (now >= self._leave_by or not self._ranks.can_go_on):
                 self._finish_leaving()
                 return Ending.STOPPED
             readable = self._sleep(now)

@@ -64,11 +64,6 @@ def failure_message(method: str, reason: str) -> str:
     return f"Call to {method} method failed: {reason}"
 
 
-def unknown_method(method: str) -> str:
-    """Return vLLM's words for a method that does not exist."""
-    return failure_message(method, f"'EngineCoreProc' object has no attribute {method!r}")
-
-
 def utility_output(call_id: int, failure: str | None, result: object) -> list[Any]:
     """Build position 4 of EngineCoreOutputs. The result's type information is nil: anything else makes Python raise."""
     return [call_id, failure, None if failure is not None else [None, result]]

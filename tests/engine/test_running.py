@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
+from mockengine.engine.gate import Gate
 from mockengine.engine.observer import Served
 from mockengine.engine.requests import Request
-from mockengine.engine.runner import FreeRunner
 from mockengine.engine.running import RunningSet
 from mockengine.replies.key import reply_key
 from mockengine.replies.planner import RepliesConfig
@@ -242,8 +242,8 @@ def test_everything_ends_when_the_engine_shuts_down() -> None:
 
 def _set_of(rig: Rig) -> RunningSet:
     runner = rig.ranks.engines[0]._runner
-    assert isinstance(runner, FreeRunner)
-    return runner._speakers._sets[0]
+    assert isinstance(runner, Gate)
+    return runner._runner._speakers._sets[0]
 
 
 def test_an_empty_set_keeps_few_lanes_and_no_large_one() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mockengine.engine.config import BatchingConfig, EngineConfig
 from mockengine.engine.drafts import SpeculationConfig
+from mockengine.engine.gate import Gate
 from mockengine.engine.requests import Request
-from mockengine.engine.runner import FreeRunner
 from mockengine.engine.timing import TimingConfig
 from mockengine.replies.planner import RepliesConfig
 from mockengine.wire.outputs import EventType
@@ -171,8 +171,8 @@ def test_an_empty_set_keeps_no_scores() -> None:
     rig.add(*(request(name, sampling_params=SamplingParams(max_tokens=500, logprobs=5)) for name in ids))
     rig.step()
     runner = rig.ranks.engines[0]._runner
-    assert isinstance(runner, FreeRunner)
-    running = runner._speakers._sets[0]
+    assert isinstance(runner, Gate)
+    running = runner._runner._speakers._sets[0]
     assert len(running) == 10
     rig.abort(*ids)
     assert not running._lanes

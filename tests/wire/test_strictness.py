@@ -28,7 +28,7 @@ from mockengine.wire.outputs import (
 )
 from mockengine.wire.stats import KvFetchStages, PrefillStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from mockengine.wire.tensors import Tensor
-from mockengine.wire.utility import failure_message, unknown_method
+from mockengine.wire.utility import failure_message
 from tests.wire.forms import golden, plain
 
 ONE_TOKEN: Final = EngineCoreOutput(request_id="r", new_token_ids=(5,))
@@ -144,9 +144,6 @@ def test_failed_call_has_no_result() -> None:
 
 def test_failures_are_in_the_words_of_a_real_engine() -> None:
     assert failure_message("sleep", "x") == "Call to sleep method failed: x"
-    assert unknown_method("no_such_thing") == (
-        "Call to no_such_thing method failed: 'EngineCoreProc' object has no attribute 'no_such_thing'"
-    )
 
 
 # The reader that plays a Rust frontend.
