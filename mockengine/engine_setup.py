@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
-from mockengine.engine.config import BatchingConfig, EngineConfig, KvTransferConfig
+from mockengine.engine.config import BatchingConfig, ControlConfig, EngineConfig, KvTransferConfig, LoraConfig
 from mockengine.engine.drafts import SpeculationConfig, even_rates
 from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig, make_timing
@@ -84,6 +84,8 @@ class EngineSetup:
             mm_cache=MmCacheConfig(settings.mm_cache_items, settings.mm_cache_miss_rate, settings.seed),
             speculation=_speculation(settings),
             supported_tasks=task_names(settings.supported_tasks),
+            loras=_loras(settings),
+            control=_control(settings),
         )
 
 
@@ -215,6 +217,35 @@ def _speculation(settings: Settings) -> SpeculationConfig | None:
     return SpeculationConfig(
         acceptance_rates=even_rates(rates, settings.spec_tokens) if isinstance(rates, float) else rates,
         metrics=settings.per_request_spec_decode_metrics,
+    )
+
+
+def _loras(settings: Settings) -> LoraConfig | None:
+    if not settings.max_loras:
+        return None
+    return LoraConfig(
+        max_loras=settings.max_loras,
+        max_cpu_loras=settings.max_cpu_loras or settings.max_loras,
+        load_s=settings.time_scale * settings.lora_load_ms / 1_000,
+        is_there=_has_adapter if settings.check_lora_paths else lambda _path: True,
+    )
+
+
+def _has_adapter(path: str) -> bool:
+    """Tell whether there is an adapter at a path that a frontend names, which may be any text."""
+    try:
+        return (Path(path).expanduser() / "adapter_config.json").is_file()
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+def _control(settings: Settings) -> ControlConfig:
+    backend = settings.weight_transfer_backend
+    return ControlConfig(
+        world_size=settings.world_size,
+        weight_transfer_backend=None if backend == "none" else backend,
+        sleep_s=settings.time_scale * settings.sleep_ms / 1_000,
+        wake_up_s=settings.time_scale * settings.wake_up_ms / 1_000,
     )
 
 

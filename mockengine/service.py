@@ -191,6 +191,7 @@ class _Service:
             on_init=self._remember,
             ready_extra=extra,
             timeout_s=settings.join_timeout_s,
+            startup_s=settings.time_scale * settings.startup_ms / 1_000,
             limit_bytes=settings.most_bytes_ahead,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
             abandoned=abandoned,
@@ -313,6 +314,7 @@ class _Service:
         settings = self._settings
         release = settings.vllm_version
         tokens = settings.num_gpu_blocks * settings.block_size
+        backend = settings.weight_transfer_backend
         return ReadyResponse(
             max_model_len=settings.max_model_len,
             num_gpu_blocks=settings.num_gpu_blocks,
@@ -320,11 +322,16 @@ class _Service:
             dp_stats_address=init.frontend_stats_publish_address,
             dtype=settings.dtype,
             vllm_version=_DEFAULT_VLLM_VERSION if release == "auto" else release,
+            world_size=settings.world_size,
             data_parallel_size=settings.effective_data_parallel_size,
+            tensor_parallel_size=settings.world_size,
             data_parallel_rank=rank,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             instance_id=self._instance_id,
+            supports_lora=settings.max_loras > 0,
+            max_loras=settings.max_loras,
+            weight_transfer_backend=None if backend == "none" else backend,
             kv_cache_size_tokens=tokens,
             kv_cache_max_concurrency=tokens / settings.max_model_len,
             effective_attention_block_size=settings.block_size,

@@ -79,6 +79,13 @@ class Settings(BaseSettings):
     join_timeout_s: Seconds = Field(
         default=0.0, description="How long to wait for a frontend before giving up; 0 waits without limit."
     )
+    startup_ms: Milliseconds = Field(
+        default=0.0,
+        description=(
+            "How long the engine starts, which is when a real one loads its model: from when a frontend has answered "
+            "until it is told that the engine is ready."
+        ),
+    )
     parallel_config_hash: OptionalHash = Field(
         default=None,
         description=(
@@ -169,6 +176,50 @@ class Settings(BaseSettings):
         description=(
             "What the model can do, as the Python frontend asks before it decides which routes it has; what is asked "
             "of it besides is refused."
+        ),
+    )
+
+    world_size: Annotated[int, Unit("workers")] = Field(
+        default=1,
+        ge=1,
+        le=1_024,
+        description="Number of workers of each rank, as reported to the frontend; a collective_rpc answers for each.",
+    )
+    weight_transfer_backend: Literal["none", "nccl", "sparse_nccl", "nccl_m2n", "sharded_rdt", "ipc"] = Field(
+        default="none",
+        description="How a trainer may send other weights, under vLLM's names; none refuses them, as vLLM's default.",
+    )
+    sleep_ms: Milliseconds = Field(
+        default=0.0, description="What it takes to fall asleep, at level 1 or 2, during which nothing else is done."
+    )
+    wake_up_ms: Milliseconds = Field(default=0.0, description="What it takes to wake up, all at once or each part.")
+
+    # LoRA adapters
+    max_loras: Annotated[int, Unit("adapters")] = Field(
+        default=0,
+        ge=0,
+        le=1_024,
+        description=(
+            "Most different LoRA adapters of the requests that run at a time on each rank, others wait; 0 has no LoRA."
+        ),
+    )
+    max_cpu_loras: Annotated[int | None, Unit("adapters")] = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description=(
+            "Most adapters that are loaded at a time; for one more the one goes that was unused for longest; unset is "
+            "max_loras."
+        ),
+    )
+    lora_load_ms: Milliseconds = Field(
+        default=0.0, description="What it takes to load an adapter, during which nothing else is done."
+    )
+    check_lora_paths: bool = Field(
+        default=False,
+        description=(
+            "Load adapters only from folders with an adapter_config.json that this process sees; otherwise any path will "
+            "do."
         ),
     )
 
@@ -493,6 +544,7 @@ _GROUPS: Final = {
     "handshake_address": "Joining the frontend, and leaving it",
     "admin_host": "Admin port",
     "max_model_len": "The engine that is played",
+    "max_loras": "LoRA adapters",
     "load_model": "Load",
     "spec_tokens": "Speculative decoding",
     "kv_role": "Prefill/decode disaggregation",

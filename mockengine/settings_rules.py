@@ -213,6 +213,21 @@ def _a_step_has_room_for_drafts(load_model: str, max_num_batched_tokens: int, sp
     )
 
 
+def _there_are_adapters(default: object, max_loras: int, value: object) -> str | None:
+    if max_loras or value == default:
+        return None
+    return "there are no adapters (set max_loras to how many run at once, or leave it out)"
+
+
+def _slots_are_of_loaded_adapters(max_loras: int, max_cpu_loras: int | None) -> str | None:
+    if max_cpu_loras is None or max_cpu_loras >= max_loras:
+        return None
+    return (
+        "an adapter that runs is loaded, so vLLM refuses this too "
+        f"(use a max_cpu_loras of at least {max_loras}, or a smaller max_loras)"
+    )
+
+
 def _two_listen_at_two_ports(handshake_address: str, admin_port: int) -> str | None:
     host, _, port = handshake_address.removeprefix("tcp://").rpartition(":")
     if host not in ("127.0.0.1", "localhost", "[::1]") or int(port) != admin_port:
@@ -243,6 +258,7 @@ _OF_LOAD: Final[Mapping[str, object]] = {
     "time_factor_under_load": 1.0,
 }
 _OF_DRAFTS: Final[Mapping[str, object]] = {"acceptance_rate": None, "per_request_spec_decode_metrics": "summary"}
+_OF_ADAPTERS: Final[Mapping[str, object]] = {"max_cpu_loras": None, "lora_load_ms": 0.0, "check_lora_paths": False}
 _OF_TRANSFERS: Final[Mapping[str, object]] = {
     "kv_transfer_ms": 0.0,
     "kv_transfer_ms_per_token": 0.0,
@@ -272,6 +288,8 @@ _COMBINATIONS: Final[tuple[tuple[tuple[str, ...], Callable[..., str | None]], ..
     (("kv_role", "spec_tokens"), _drafts_or_transfers),
     *((("kv_role", name), partial(_is_about_transfers, default)) for name, default in _OF_TRANSFERS.items()),
     (("start_rank", "engine_count", "kv_role", "nixl_side_channel_port"), _every_rank_has_a_side_channel),
+    *((("max_loras", name), partial(_there_are_adapters, default)) for name, default in _OF_ADAPTERS.items()),
+    (("max_loras", "max_cpu_loras"), _slots_are_of_loaded_adapters),
     (("tokenizer", "reply_source"), _words_are_of_a_tokenizer),
     (("tokenizer", "reasoning_length"), _reasoning_is_of_a_tokenizer),
     (("tokenizer", "tool_call_probability"), _tools_are_found_with_a_tokenizer),

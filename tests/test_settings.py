@@ -103,6 +103,7 @@ _NEEDED |= {
     for name in Settings.model_fields
     if name.startswith(("kv_transfer_", "kv_hold_", "kv_engine_", "nixl_"))
 }
+_NEEDED |= {name: {"max_loras": 1} for name in ("max_cpu_loras", "lora_load_ms", "check_lora_paths")}
 _DESCRIPTIONS = describe()
 _NAMES = tuple(Settings.model_fields)
 

@@ -11,10 +11,13 @@ Three rules:
 
 Each rank's part is a small machine:
 
-    state                 event                       next state            what is said
-    AWAITS_INIT           INIT, no coordinator        JOINED                ready response, READY
-    AWAITS_INIT           INIT, coordinator           AWAITS_COORDINATOR    ready response, subscription
-    AWAITS_COORDINATOR    the coordinator's go-ahead  JOINED                READY
+    state                 event                           next state            what is said
+    AWAITS_INIT           INIT                            STARTING              nothing
+    STARTING              it has started, no coordinator  JOINED                ready response, READY
+    STARTING              it has started, coordinator     AWAITS_COORDINATOR    ready response, subscription
+    AWAITS_COORDINATOR    the coordinator's go-ahead      JOINED                READY
+
+A real engine loads its model while it is starting; here that takes as long as the plan says.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +54,8 @@ class JoinPlan:
         describe: makes the ready response of a rank.
         on_init: hears of a frontend before any rank says READY to it.
         ready_extra: keys for READY besides the fixed ones.
-        timeout_s: how long to try before giving up; 0 is without limit.
+        timeout_s: how long to try before giving up, apart from starting; 0 is without limit.
+        startup_s: how long a rank starts once it has its INIT.
         limit_bytes: what may wait for a client that does not read.
         farewell: message to every client when joining fails after some ranks have joined, if any.
         abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
@@ -65,6 +69,7 @@ class JoinPlan:
     on_init: Callable[[Init], None]
     ready_extra: Mapping[str, object]
     timeout_s: float
+    startup_s: float
     limit_bytes: int
     farewell: Sequence[bytes] | None
     abandoned: AbandonedFrontend | None = None
@@ -101,6 +106,7 @@ class _InterruptedError(Exception):
 
 class _State(Enum):
     AWAITS_INIT = auto()
+    STARTING = auto()
     AWAITS_COORDINATOR = auto()
     JOINED = auto()
 
@@ -113,6 +119,8 @@ class _Rank:
     handshake: Socket
     monitor: PeerMonitor
     state: _State = _State.AWAITS_INIT
+    init: bytes = b""
+    started_at: float = 0.0
     coordinator: Socket | None = None
 
 
@@ -218,7 +226,9 @@ class _Attempt:
         if part.handshake in readable:
             frames = part.handshake.recv_multipart()
             if part.state is _State.AWAITS_INIT:
-                self._take_init(position, part, frames, poller)
+                self._take_init(part, frames)
+        if part.state is _State.STARTING and self._clock() >= part.started_at:
+            self._introduce(position, part, poller)
         if part.coordinator is not None and part.coordinator in readable:
             frames = part.coordinator.recv_multipart()
             if part.state is _State.AWAITS_COORDINATOR and frames == [COORDINATOR_READY]:
@@ -226,23 +236,35 @@ class _Attempt:
         if part.monitor.events in readable:
             part.monitor.read()
             if part.monitor.was_lost and part.state is not _State.JOINED:
-                self._take_last_words(poller)
+                self._take_last_words()
                 raise _InterruptedError(f"the frontend closed the handshake of rank {part.rank}", self._closing_hint())
 
-    def _take_last_words(self, poller: zmq.Poller) -> None:
+    def _take_last_words(self) -> None:
         """Take in INITs that came after the poller was asked and before the frontend closed: they tell why it did."""
-        for position, part in enumerate(self._ranks):
+        for part in self._ranks:
             if part.state is _State.AWAITS_INIT:
                 with suppress(zmq.Again):
-                    self._take_init(position, part, part.handshake.recv_multipart(zmq.NOBLOCK), poller)
+                    self._take_init(part, part.handshake.recv_multipart(zmq.NOBLOCK))
 
-    def _take_init(self, position: int, part: _Rank, frames: list[bytes], poller: zmq.Poller) -> None:
+    def _take_init(self, part: _Rank, frames: list[bytes]) -> None:
         try:
-            init = read_init(frames[0])
-            session = self._session_of(init)
-            part.coordinator = session.add_rank(position, part.rank, self._plan.describe(part.rank, init).to_wire())
+            self._session_of(read_init(frames[0]))
         except (WireError, AddressError, zmq.ZMQError) as error:
             self._refuse_init(part.rank, frames[0], error)
+            return
+        part.init = frames[0]
+        part.state = _State.STARTING
+        part.started_at = self._clock() + self._plan.startup_s
+
+    def _introduce(self, position: int, part: _Rank, poller: zmq.Poller) -> None:
+        """Have a rank that has started tell what it is, and that it is ready if nobody has to allow it."""
+        try:
+            init = read_init(part.init)
+            ready_response = self._plan.describe(part.rank, init).to_wire()
+            part.coordinator = self._session_of(init).add_rank(position, part.rank, ready_response)
+        except (WireError, AddressError, zmq.ZMQError) as error:
+            part.state = _State.AWAITS_INIT
+            self._refuse_init(part.rank, part.init, error)
             return
         if part.coordinator is None:
             self._say_ready(part)
@@ -299,6 +321,8 @@ class _Attempt:
             return "a frontend to listen"
         if any(part.state is _State.AWAITS_INIT for part in self._ranks):
             return "the frontend's INIT"
+        if any(part.state is _State.STARTING for part in self._ranks):
+            return "the engine's start, which takes startup_ms"
         return "the coordinator's go-ahead"
 
     def _hint(self, *, is_over: bool = False) -> str | None:
@@ -309,6 +333,8 @@ class _Attempt:
             return None
         if self._session is None:
             return self._silence_hint()
+        if any(part.state is _State.STARTING for part in self._ranks):
+            return None
         unanswered = [part.rank for part in self._ranks if part.state is _State.AWAITS_INIT]
         if unanswered:
             return (
@@ -363,17 +389,22 @@ class _Attempt:
     # Deadlines.
 
     def _next_wake(self, next_reminder: float) -> float:
-        moments = [next_reminder]
+        moments = [next_reminder, *(part.started_at for part in self._ranks if part.state is _State.STARTING)]
         if self._plan.timeout_s:
-            moments.append(self._started + self._plan.timeout_s)
+            moments.append(self._give_up_at)
         doubt = self._plan.abandoned.next_deadline() if self._plan.abandoned is not None else None
         if doubt is not None:
             moments.append(doubt)
         return min(moments)
 
+    @property
+    def _give_up_at(self) -> float:
+        """When trying has taken too long, apart from a start that has begun."""
+        startup_s = 0.0 if self._session is None else self._plan.startup_s
+        return self._started + self._plan.timeout_s + startup_s
+
     def _check_timeout(self) -> None:
-        waited_s = self._clock() - self._started
-        if self._plan.timeout_s and waited_s >= self._plan.timeout_s:
+        if self._plan.timeout_s and self._clock() >= self._give_up_at:
             raise JoinTimeoutError(
                 f"no frontend joined within {self._plan.timeout_s:g} s at {self._plan.address}: "
                 f"still waiting for {self._waiting_for()} ({self._hint(is_over=True)})"

@@ -3,8 +3,7 @@
 
 `tests/fixtures/make_sequences.py` tells how the recordings look. Those of one engine are played to one engine, in their
 order, since what is hit depends on what came before. A message is delivered after as many steps as in the recording,
-while the next step is computed. An engine that was idle begins a step with the first request that arrives, unless its
-scheduler is paused.
+while the next step is computed. An engine that was idle begins a step with the first request that arrives.
 
 Compared is everything but token ids, moments, and the order of outputs within an envelope: ours come row by row from
 the running set, then those that say more.
@@ -17,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import pytest
 
-from mockengine.engine.config import BatchingConfig, EngineConfig
+from mockengine.engine.config import BatchingConfig, EngineConfig, LoraConfig
 from mockengine.engine.core import EngineCore
 from mockengine.engine.ranks import Ranks
 from mockengine.engine.timing import TimingConfig
@@ -43,19 +42,6 @@ WITHOUT_KV_EVENTS: Final = ("s1", "s2", "s4", "mf_clients")
 
 # What conversations are about, by how their titles begin, that are not compared here.
 OTHER_SUBJECTS: Final[Mapping[str, str]] = {
-    "ASYNC pause": "pause",
-    "C pause": "pause",
-    "pause": "pause",
-    "is_paused": "pause",
-    "completion while paused": "pause",
-    "resume": "pause",
-    "sleep": "sleep",
-    "is_sleeping": "sleep",
-    "completion while asleep": "sleep",
-    "wake_up": "sleep",
-    "release_kv_cache_memory": "sleep",
-    "load_lora": "adapters",
-    "unload_lora": "adapters",
     "structured": "grammars",
     "collective_rpc nonsense": "workers",
     "SIGTERM": "shutdown",
@@ -63,6 +49,9 @@ OTHER_SUBJECTS: Final[Mapping[str, str]] = {
 
 # By which number of steps a message was late, by its number: it was recorded when it left, and taken in after a step.
 LATE: Final[Mapping[Key, Mapping[int, int]]] = {("s2", "abort: client hangs up mid-stream"): {1: 1}}
+
+# Requests with which an engine that was idle began, where more than the first had come by then.
+CAME_TOGETHER: Final[Mapping[Key, int]] = {("mf_clients", "C pause abort from client 1 with one request each"): 2}
 
 # A real engine tells client 0 alone that nothing is left to do, so that others may believe in the load that they heard
 # of last, for ever. Here they hear of it too.
@@ -101,6 +90,7 @@ def engine_config(recorded_with: Mapping[str, Any]) -> EngineConfig:
             async_scheduling=recorded_with["is_async"],
         ),
         timing=TimingConfig(timing="instant"),
+        loras=LoraConfig(max_loras=4, max_cpu_loras=4),
     )
 
 
@@ -126,27 +116,23 @@ class Player:
         self.kv: list[Sequence[KVCacheEvent]] = []
         engine = EngineCore(0, config, self.rig.dialect, self.rig.watcher, self.kv.append)
         self.rig.ranks = Ranks([engine])
-        self.is_paused = False
 
     def play(self, conversation: Conversation) -> Heard:
         late = LATE.get(key_of(conversation), {})
+        together = CAME_TOGETHER.get(key_of(conversation), 1)
         steps, number = 0, 0
         for message in conversation["messages"]:
             if "in" in message:
-                while self._steps_heard < steps + late.get(number, 0) and self._turn():
+                while number >= together and self._steps_heard < steps + late.get(number, 0) and self._turn():
                     pass
-                self._deliver(message)
                 number += 1
+                self._deliver(message, begins=number >= together)
             elif message.get("stats") is not None:
                 steps += 1
         return self._finish()
 
     def play_requests(self, conversation: Conversation) -> Heard:
         """Let a conversation leave in the cache what it left there, whatever else it was about."""
-        for message in conversation["messages"]:
-            # With `clear_cache`.
-            if "call" in message and message["call"][1] == "pause_generation" and message["call"][2][1]:
-                self.rig.receive(UtilityCall(0, 0, "reset_prefix_cache", ()))
         for message in conversation["messages"]:
             if "add" in message:
                 self._deliver(message)
@@ -157,7 +143,7 @@ class Player:
         """Every step sends its statistics to one client."""
         return sum(isinstance(each, StepOutputs) and each.scheduler_stats is not None for _, each in self.rig.heard)
 
-    def _deliver(self, message: Mapping[str, Any]) -> None:
+    def _deliver(self, message: Mapping[str, Any], *, begins: bool = True) -> None:
         rig, client = self.rig, message["in"]
         is_idle = rig.ranks.next_deadline(rig.now, NOBODY) is None
         if "abort" in message:
@@ -165,10 +151,9 @@ class Player:
         elif "call" in message:
             call_id, method, args = message["call"]
             rig.receive(UtilityCall(client, call_id, method, tuple(args)), client=client)
-            self.is_paused = method == "pause_scheduler" or (self.is_paused and method != "resume_scheduler")
         else:
             rig.add(_asked(message))
-            if is_idle and not self.is_paused:
+            if is_idle and begins:
                 self._turn()
 
     def _turn(self) -> bool:
@@ -282,8 +267,8 @@ def names(conversations: Sequence[Conversation]) -> list[str]:
 def test_it_is_known_what_is_not_compared() -> None:
     others = [what for each in CONVERSATIONS if (what := subject(each))]
     counts = {what: others.count(what) for what in sorted(set(others))}
-    assert counts == {"adapters": 2, "grammars": 2, "pause": 11, "shutdown": 3, "sleep": 9, "workers": 1}
-    assert (len(COMPARED), len(CONVERSATIONS)) == (65, 93)
+    assert counts == {"grammars": 2, "shutdown": 3, "workers": 1}
+    assert (len(COMPARED), len(CONVERSATIONS)) == (87, 93)
 
 
 @pytest.mark.parametrize("conversation", COMPARED, ids=names(COMPARED))
