@@ -218,8 +218,8 @@ class Settings(BaseSettings):
     check_lora_paths: bool = Field(
         default=False,
         description=(
-            "Load adapters only from folders with an adapter_config.json that this process sees; otherwise any path will "
-            "do."
+            "Load adapters only from folders with an adapter_config.json that this process sees; otherwise any path "
+            "will do."
         ),
     )
 
