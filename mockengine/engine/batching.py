@@ -251,7 +251,7 @@ class BatchRunner(ScheduledRunner):
                 self._own.scheduled(step, now, self._held)
                 has_to_wait = has_to_wait or self._is_asleep
             if self._under_way:
-                begin = self._under_way[-1].ends_at
+                begin = max(begin, self._under_way[-1].ends_at)
             duration_s = self._duration_s(step) + self._requests.load_adapters(step)
             # Whoever lost its blocks has left them to others.
             found_nothing = step.is_empty and not step.preempted

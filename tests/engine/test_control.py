@@ -6,13 +6,29 @@ from typing import Any
 
 import pytest
 
+from mockengine.engine.config import KvTransferConfig
 from mockengine.wire.lines import LINES, NEWEST, line_of_release
 from mockengine.wire.messages import Add
-from mockengine.wire.outputs import StepOutputs, UtilityReply
+from mockengine.wire.outputs import FinishReason, StepOutputs, UtilityReply
 from mockengine.wire.utility import UtilityCall
 from tests.support.rig import CONFIG, Rig, request
+from tests.support.runners import ITL_S, RUNNERS, call, play, reply
 
 BIG_CALL_ID = 2**63 + 12_345
+RPC = "Call to collective_rpc method failed: "
+BAD_PREFIX = (
+    "Call to profile method failed: profile_prefix must be 1-128 ASCII characters, start with a letter or number, and "
+    "contain only letters, numbers, '.', '_', or '-'"
+)
+CANNOT_SCALE = (
+    "Call to reinitialize_distributed method failed: this engine cannot change how many ranks it is one of: start a "
+    "deployment of the size wanted"
+)
+CALLS_OF_A_MIXTURE_OF_EXPERTS: list[tuple[str, tuple[Any, ...]]] = [
+    ("no_such", ()),
+    ("commit_prepared_elastic_ep", ()),
+    ("reinitialize_distributed", ({},)),
+]
 
 
 def _call(rig: Rig, method: str, *args: Any) -> UtilityReply:
@@ -28,8 +44,10 @@ def _call(rig: Rig, method: str, *args: Any) -> UtilityReply:
         ("get_supported_tasks", (), ["generate"]),
         ("is_sleeping", (), False),
         ("sleep", (1, "abort"), None),
+        ("sleep", (), None),
         ("profile", (True, None, None, None), None),
         ("profile", (False, None), None),
+        ("profile", (True, "run-1_a.b", 2, 3, {"with_stack": True}), None),
         ("reset_prefix_cache", (False, False), True),
         ("reset_mm_cache", (), None),
         ("reset_encoder_cache", (), None),
@@ -39,13 +57,21 @@ def _call(rig: Rig, method: str, *args: Any) -> UtilityReply:
         ("pause_scheduler", ("keep", False), None),
         ("resume_scheduler", (), None),
         ("get_weight_version", (), "default"),
-        ("list_loras", (), []),
         ("collective_rpc", ("foo", 5.0, [1, "a"], {"k": 2}), [None]),
-        ("collective_rpc", ("compute_weight_checksums", None, [], None), [{}]),
+        ("collective_rpc", ("foo",), [None]),
         (
             "get_kv_cache_group_metadata",
             (),
             [{"group_idx": 0, "kind": "full_attention", "block_size": 16, "sliding_window": None}],
+        ),
+        (
+            "handle_fault_tolerance",
+            ({"instruction": "retry", "params": {}, "request_id": "x"},),
+            {
+                "request_id": "x",
+                "success": False,
+                "reason": "[FT] Rejecting retry on engine 0: status is HEALTHY",
+            },
         ),
     ],
 )
@@ -66,6 +92,31 @@ def test_tasks_are_those_of_the_engine() -> None:
     [
         ("no_such", (), "Call to no_such method failed: 'EngineCoreProc' object has no attribute 'no_such'"),
         ("reset_prefix_cache", (1, 2, 3, 4), "Call to reset_prefix_cache method failed: "),
+        *(
+            (
+                method,
+                ({},) if method == "reinitialize_distributed" else (),
+                f"Call to {method} method failed: 'EngineCoreProc' object has no attribute '{method}'",
+            )
+            for method in (
+                "reinitialize_distributed",
+                "commit_prepared_elastic_ep",
+                "eep_handle_engine_core_notification",
+            )
+        ),
+        (
+            "collective_rpc",
+            (7, None, "x", None),
+            f"{RPC}collective_rpc takes a method's name, a list and a map, not int 7, str 'x', map of 0",
+        ),
+        *(
+            (
+                "profile",
+                (True, prefix),
+                BAD_PREFIX,
+            )
+            for prefix in ("", "../up", "-a", "a" * 129, 7)
+        ),
         ("pause_generation", ("bogus", True), "Call to pause_generation method failed: Invalid pause mode: bogus"),
         (
             "add_lora",
@@ -106,6 +157,45 @@ def test_weight_version_is_a_short_text(version: object) -> None:
     assert failure is not None
     assert "is no weight version" in failure
     assert _call(rig, "get_weight_version").result == "default"
+
+
+def test_rank_of_a_mixture_of_experts_knows_more_methods_and_is_called_otherwise() -> None:
+    rig = Rig(replace(CONFIG, has_waves=True, has_coordinator=True))
+    assert [_call(rig, method, *args).failure for method, args in CALLS_OF_A_MIXTURE_OF_EXPERTS] == [
+        "Call to no_such method failed: 'DPEngineCoreProc' object has no attribute 'no_such'",
+        "Call to commit_prepared_elastic_ep method failed: No prepared Elastic EP reconfiguration is ready",
+        CANNOT_SCALE,
+    ]
+
+
+def test_cache_in_use_is_not_reset_and_one_whose_requests_are_preempted_is() -> None:
+    rig = Rig(RUNNERS["steps"])
+    rig.add(request(max_tokens=20))
+    play(rig, 3 * ITL_S)
+    results = []
+    for reset_running in (False, True):
+        asked = call(rig, "reset_prefix_cache", reset_running, False)  # noqa: FBT003 - as on the wire
+        play(rig, ITL_S)
+        results.append(reply(rig, asked).result)
+    assert results == [False, True]
+    play(rig)
+    assert rig.finish_reason("r1") is FinishReason.LENGTH
+
+
+def test_reset_of_what_other_instances_have_is_told_once() -> None:
+    transfer = KvTransferConfig(engine_id="here")
+    rig = Rig(replace(RUNNERS["steps"], kv_transfer=transfer))
+    assert _call(rig, "reset_prefix_cache", False, True).result is True  # noqa: FBT003 - as on the wire
+    rig.add(request(max_tokens=2))
+    play(rig)
+    told = [
+        (stats.prefix_cache_stats.reset, stats.connector_prefix_cache_stats.reset)
+        for envelope in rig.to(0)
+        if isinstance(envelope, StepOutputs) and (stats := envelope.scheduler_stats) is not None
+        if stats.connector_prefix_cache_stats is not None
+    ]
+    assert told[0] == (True, True)
+    assert set(told[1:]) == {(False, False)}
 
 
 def test_what_a_caller_sent_is_echoed_in_part_only() -> None:
@@ -166,8 +256,8 @@ def test_call_that_only_one_line_makes_settles_what_requests_leave_open(first: s
 def test_setting_outweighs_what_a_frontend_shows_and_the_contradiction_is_reported_once() -> None:
     line = line_of_release("0.27.1")
     rig = Rig(line=line)
+    _call(rig, "pause_generation", "keep")
     rig.add(request("a", items=22), request("b", items=22))
-    _call(rig, "pause_generation")
     assert rig.dialect.line is line
     assert rig.watcher.contradicted == [("0.33", 22)]
 
