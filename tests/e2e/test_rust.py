@@ -158,33 +158,3 @@ def test_every_stream_ends_when_the_engine_leaves() -> None:
         checks.every_stream_ends_when_the_engine_leaves(stack)
         # The notice is what lets a liveness probe restart the frontend.
         wait_until(lambda: stack.get("/health").status_code, lambda status: status == 503, "health")
-
-
-# Method, path, body asked, body answered (None: none, or of no interest).
-CONTROL_ROUTES: list[tuple[str, str, object, object]] = [
-    ("POST", "/reset_prefix_cache", None, {"success": True}),
-    ("POST", "/reset_mm_cache", None, None),
-    ("POST", "/reset_encoder_cache", None, None),
-    ("POST", "/sleep?level=1", None, {"status": "sleeping", "level": 1}),
-    ("GET", "/is_sleeping", None, {"is_sleeping": False}),
-    ("POST", "/wake_up", None, {"status": "awake", "tags": None}),
-    ("POST", "/pause", None, {"status": "paused"}),
-    ("GET", "/is_paused", None, {"is_paused": False}),
-    ("POST", "/resume", None, {"status": "resumed"}),
-    ("GET", "/weight_info", None, {"weight_version": "default"}),
-    ("POST", "/update_weight_version", {"new_version": "v9"}, {"success": True, "new_version": "v9"}),
-    ("GET", "/weight_info", None, {"weight_version": "v9"}),
-    ("POST", "/collective_rpc", {"method": "anything"}, {"results": [None]}),
-    ("POST", "/weight_checker", {"action": "checksum"}, {"checksums": {}}),
-]
-
-
-def test_control_routes_answer_as_with_a_real_engine() -> None:
-    environment = {"VLLM_SERVER_DEV_MODE": "1"}
-    with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, env=environment) as frontend, serving(frontend) as stack:
-        for method, path, asked, answered in CONTROL_ROUTES:
-            response = httpx.request(method, f"{stack.url}{path}", json=asked, timeout=20)
-            assert response.status_code == 200, f"{path}: {response.text}"
-            if answered is not None:
-                assert response.json() == answered, path
-        checks.completion(stack)
