@@ -11,6 +11,7 @@ from mockengine.cli import main
 from mockengine.engine_setup import SetupError, set_up
 from mockengine.replies.wish import NO_WISH, Wish
 from mockengine.settings import Settings
+from mockengine.wire.handshake import Init
 from mockengine.wire.sampling import SamplingParams
 from tests.support.scripts import asking
 from tests.support.stack import MODEL
@@ -119,3 +120,31 @@ def test_whoever_sets_up_hears_of_changes_to_the_script(tmp_path: Path) -> None:
         script.write_text(text)
         assert scripted.wish_for(asking([5])) == Wish(token_ids=[1])
     assert heard == [(str(script), 1), (str(script), [f"{script}:1: str 'reply' where a rule, a mapping, is expected"])]
+
+
+INIT = Init(("tcp://localhost:1",), ("tcp://localhost:2",))
+
+
+def test_durations_of_calls_are_scaled_like_all_others() -> None:
+    setup = set_up(Settings(sleep_ms=100, wake_up_ms=50, max_loras=2, lora_load_ms=10, time_scale=3))
+    config = setup.config(INIT)
+    assert (config.control.sleep_s, config.control.wake_up_s) == pytest.approx((0.3, 0.15))
+    assert config.loras is not None
+    assert (config.loras.max_loras, config.loras.max_cpu_loras) == (2, 2)
+    assert config.loras.load_s == pytest.approx(0.03)
+
+
+def test_without_slots_there_are_no_adapters() -> None:
+    assert set_up(Settings()).config(INIT).loras is None
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_adapters_are_looked_for_when_told_to(tmp_path: Path, *, is_checked: bool) -> None:
+    (tmp_path / "l1").mkdir()
+    (tmp_path / "l1" / "adapter_config.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    loras = set_up(Settings(max_loras=1, check_lora_paths=is_checked)).config(INIT).loras
+    assert loras is not None
+    assert loras.is_there(str(tmp_path / "l1"))
+    for path in (str(tmp_path / "empty"), str(tmp_path / "absent"), "org/name", "", "\0", "~nobody/x", "x" * 100_000):
+        assert loras.is_there(path) is not is_checked

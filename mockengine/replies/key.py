@@ -23,11 +23,11 @@ class SeedScope(StrEnum):
 def reply_key(request: EngineCoreRequest, seed: int, scope: SeedScope) -> int:
     """Return the 64-bit key of the reply to `request`.
 
-    In scope `prompt` it follows from the engine's seed, the prompt, the request's own seed and its index among the n
-    replies to one prompt, so the same prompt gets the same reply on every run, rank and frontend. Images and the like
-    count by the hash that the frontend gives them. In scope `request_id` it follows from the engine's seed and the id,
-    as in vLLM's own mock engine; frontends put random bits into ids, so no two runs agree. A request that asks to be
-    reproducible (temperature 0 or a seed) is, in any scope.
+    In scope `prompt` it follows from the engine's seed, the prompt, the adapter's name, the request's own seed and its
+    index among the n replies to one prompt, so the same prompt gets the same reply on every run, rank and frontend.
+    Images and the like count by the hash that the frontend gives them. In scope `request_id` it follows from the
+    engine's seed and the id, as in vLLM's own mock engine; frontends put random bits into ids, so no two runs agree. A
+    request that asks to be reproducible (temperature 0 or a seed) is, in any scope.
     """
     digest = blake2b(seed.to_bytes(8, "little"), digest_size=KEY_BYTES)
     if scope is SeedScope.REQUEST_ID and not _wants_to_be_reproducible(request):
@@ -38,6 +38,8 @@ def reply_key(request: EngineCoreRequest, seed: int, scope: SeedScope) -> int:
         digest.update(_prompt_bytes(request))
         for feature in request.mm_features:
             digest.update((feature.mm_hash or feature.identifier).encode("utf-8", "surrogatepass"))
+        if request.lora_request is not None:
+            digest.update(request.lora_request.name.encode("utf-8", "surrogatepass"))
     return int.from_bytes(digest.digest(), "little")
 
 

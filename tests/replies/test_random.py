@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mockengine.replies.key import SeedScope, reply_key
 from mockengine.replies.random import RandomTokens
 from mockengine.replies.vocabulary import Vocabulary
-from mockengine.wire.requests import EngineCoreRequest, MultiModalFeature
+from mockengine.wire.requests import EngineCoreRequest, LoraRequest, MultiModalFeature
 from mockengine.wire.sampling import SamplingParams
 
 KEYS = st.integers(0, 2**64 - 1)
@@ -71,9 +71,10 @@ def test_same_prompt_has_the_same_key_whatever_its_id() -> None:
         {"sampling_params": SamplingParams(seed=0)},
         {"request_id": "1_cmpl-1"},
         {"mm_features": (MultiModalFeature("image", "lora:x", 0, 1, "x", has_data=True),)},
+        {"lora_request": LoraRequest("l1", 1, "/l1")},
     ],
 )
-def test_another_prompt_seed_or_child_has_another_key(other: dict[str, object]) -> None:
+def test_another_prompt_seed_child_or_adapter_has_another_key(other: dict[str, object]) -> None:
     assert reply_key(_request(**other), 0, SeedScope.PROMPT) != reply_key(_request(), 0, SeedScope.PROMPT)
 
 

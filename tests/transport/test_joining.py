@@ -42,6 +42,16 @@ def test_ready_response_carries_the_settings() -> None:
         wanted = {"max_model_len": 4_096, "dtype": "float16", "data_parallel_size": 2, "data_parallel_rank": 1}
         assert wanted.items() <= response.items()
         assert len(response) == 28
+        unset = {"world_size": 1, "supports_lora": False, "max_loras": 0, "weight_transfer_backend": None}
+        assert unset.items() <= response.items()
+
+
+def test_ready_response_tells_of_workers_and_adapters() -> None:
+    settings = {"world_size": 4, "max_loras": 3, "weight_transfer_backend": "nccl"}
+    with FrontendDouble() as frontend, EngineThread(frontend, **settings):
+        frontend.handshake()
+        wanted = {**settings, "tensor_parallel_size": 4, "supports_lora": True}
+        assert wanted.items() <= frontend.ready_responses[0, 0].items()
 
 
 def test_ranks_wait_for_the_coordinator_only_after_all_have_subscribed() -> None:
@@ -91,6 +101,51 @@ def test_engine_is_not_kept_from_leaving_by_a_handshake() -> None:
                 engine.stop()
                 assert time.monotonic() - began < 0.5
             assert engine.exit_code == 0
+
+
+# Starting.
+
+
+def test_engine_that_starts_slowly_is_ready_later() -> None:
+    with FrontendDouble(ranks=2, coordinator=True) as frontend, EngineThread(frontend, startup_ms=300) as engine:
+        frontend.greet()
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            frontend.take_ready_responses(deadline_s=0.2)
+        frontend.take_ready_responses()
+        assert time.monotonic() - began > 0.29
+        frontend.subscribe()
+        # Ranks start beside one another.
+        assert time.monotonic() - began < 0.55
+        assert engine.wait_for("engine ready")["join_s"] > 0.29
+
+
+def test_engine_that_starts_slowly_can_be_asked_to_leave() -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, startup_ms=60_000) as engine:
+        frontend.greet()
+        began = time.monotonic()
+        engine.stop()
+        assert time.monotonic() - began < 0.5
+        assert engine.exit_code == 0
+
+
+def test_frontend_that_goes_while_the_engine_starts_is_followed_by_the_next() -> None:
+    address = _free_address()
+    with EngineThread(handshake_address=address, startup_ms=300) as engine:
+        for _ in range(2):
+            with FrontendDouble(handshake_address=address) as dying:
+                dying.greet()
+        with FrontendDouble(handshake_address=address) as frontend:
+            frontend.handshake()
+            frontend.add("r1")
+            assert len(frontend.reply("r1").tokens) == 4
+        assert len(engine.logged("join interrupted")) == 2
+
+
+def test_starting_is_no_waiting_for_a_frontend() -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, startup_ms=600, join_timeout_s=0.3) as engine:
+        frontend.handshake()
+        assert engine.wait_for("engine ready")["join_s"] > 0.59
 
 
 def test_patience_can_be_bounded() -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from mockengine.testing.double import FrontendDouble
-from mockengine.wire.outputs import FinishReason
+from mockengine.wire.messages import RequestType
+from mockengine.wire.outputs import FinishReason, UtilityReply
+from mockengine.wire.utility import UtilityCall
 from tests.support.engine_thread import EngineThread
 
 ENDLESS = 30_000
@@ -60,6 +62,31 @@ def test_leaving_refuses_new_requests_while_draining() -> None:
         frontend.add("b")
         assert frontend.reply("b").finish_reason is FinishReason.ABORT
         frontend.abort("a")
+        engine.wait()
+
+
+def test_leaving_does_not_wait_for_requests_that_a_pause_keeps() -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=60, itl_ms=1) as engine:
+        frontend.handshake()
+        frontend.add("a", max_tokens=ENDLESS)
+        frontend.listen()
+        frontend.call("pause_generation", "keep", False)  # noqa: FBT003 - as on the wire
+        engine.stop()
+        assert frontend.reply("a").finish_reason is FinishReason.ABORT
+        assert engine.exit_code == 0
+
+
+def test_leaving_waits_for_a_call_that_is_under_way_when_told_to() -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, shutdown_timeout_s=60, sleep_ms=300) as engine:
+        frontend.handshake()
+        sleep = UtilityCall(0, 7, "sleep", (1, "abort"))
+        frontend.send([bytes([RequestType.UTILITY]), sleep.to_wire()])
+        # Answered at once, so the call before it has arrived.
+        frontend.call("handle_fault_tolerance", {"instruction": "retry"})
+        engine.ask_to_stop()
+        answer = frontend.listen()
+        assert isinstance(answer, UtilityReply)
+        assert (answer.call_id, answer.failure) == (7, None)
         engine.wait()
 
 
@@ -150,6 +177,18 @@ def test_idle_engine_does_not_wake_up() -> None:
         before = time.process_time()
         assert frontend.hears_nothing(for_s=1.0)
         assert time.process_time() - before < 0.1
+
+
+def test_paused_engine_does_not_wake_up() -> None:
+    with FrontendDouble() as frontend, EngineThread(frontend, itl_ms=1) as engine:
+        frontend.handshake()
+        frontend.add("a", max_tokens=ENDLESS)
+        frontend.listen()
+        frontend.call("pause_generation", "keep", False)  # noqa: FBT003 - as on the wire
+        turned_at = engine.journal.turned_at
+        assert frontend.hears_nothing(for_s=1.0)
+        # It may have turned once more after the call, and no more than that.
+        assert engine.journal.turned_at - turned_at < 0.1
 
 
 def test_hundred_frontends_in_a_row() -> None:
