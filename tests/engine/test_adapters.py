@@ -138,7 +138,7 @@ def test_request_has_an_adapter_loaded_that_is_not(config: EngineConfig) -> None
 @runners
 def test_no_more_adapters_run_at_once_than_there_are_slots(config: EngineConfig) -> None:
     rig = Rig(with_loras(config, 1))
-    rig.add(asked("a", 1), asked("b", 2), asked("c", 1), asked("d", None))
+    rig.add(asked("a", 1, 30), asked("b", 2), asked("c", 1, 30), asked("d", None, 30))
     play(rig, 5 * ITL_S)
     assert all(rig.tokens(name) for name in "acd")
     assert rig.tokens("b") == []

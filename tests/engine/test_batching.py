@@ -64,8 +64,8 @@ def said_at(rig: Rig, request_id: str) -> list[float]:
     ]
 
 
-def expected_tokens(prompt: list[int], count: int) -> list[int]:
-    key = reply_key(request(prompt=prompt), CONFIG.replies.seed, CONFIG.replies.seed_scope)
+def expected_tokens(prompt: list[int], count: int, **fields: object) -> list[int]:
+    key = reply_key(request(prompt=prompt, **fields), CONFIG.replies.seed, CONFIG.replies.seed_scope)
     return RandomTokens(Vocabulary(32_000)).tokens(key, 0, count)
 
 

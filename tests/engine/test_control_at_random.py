@@ -52,6 +52,7 @@ def test_every_call_is_answered_and_every_request_ends(
     rig = Rig(config)
     prompts: dict[str, list[int]] = {}
     lengths: dict[str, int] = {}
+    loras: dict[str, LoraRequest | None] = {}
     asked: list[int] = []
     aborted: set[str] = set()
     for event, *args in events:
@@ -59,8 +60,8 @@ def test_every_call_is_answered_and_every_request_ends(
             name = f"r{len(prompts)}"
             prompts[name], lengths[name] = [len(prompts)] * 20, args[0]
             number = args[1]
-            lora = None if number is None else LoraRequest(f"l{number}", number, f"/l{number}")
-            rig.add(request(name, prompt=prompts[name], max_tokens=args[0], lora_request=lora))
+            loras[name] = None if number is None else LoraRequest(f"l{number}", number, f"/l{number}")
+            rig.add(request(name, prompt=prompts[name], max_tokens=args[0], lora_request=loras[name]))
         elif event == "abort":
             name = f"r{args[0]}"
             rig.abort(name)
@@ -83,7 +84,7 @@ def test_every_call_is_answered_and_every_request_ends(
     reported = [name for each in rig.to(0) for name in getattr(each, "finished_requests", ())]
     for name, prompt in prompts.items():
         said, reason = rig.tokens(name), rig.finish_reason(name)
-        assert said == expected_tokens(prompt, len(said))
+        assert said == expected_tokens(prompt, len(said), lora_request=loras[name])
         assert reason is not None or name in aborted, f"{name} has not ended"
         assert reason is not FinishReason.LENGTH or len(said) == lengths[name]
         assert sum(output.finish_reason is not None for output in rig.outputs(name)) <= 1
