@@ -15,6 +15,7 @@ from mockengine.replies.key import reply_key
 from mockengine.replies.random import RandomTokens
 from mockengine.replies.vocabulary import Vocabulary
 from mockengine.wire.outputs import EventType, FinishReason, StepOutputs, UtilityReply
+from mockengine.wire.requests import LoraRequest
 from mockengine.wire.sampling import SamplingParams
 from mockengine.wire.stats import PrefillStats
 from mockengine.wire.utility import UtilityCall
@@ -64,8 +65,8 @@ def said_at(rig: Rig, request_id: str) -> list[float]:
     ]
 
 
-def expected_tokens(prompt: list[int], count: int, **fields: object) -> list[int]:
-    key = reply_key(request(prompt=prompt, **fields), CONFIG.replies.seed, CONFIG.replies.seed_scope)
+def expected_tokens(prompt: list[int], count: int, lora_request: LoraRequest | None = None) -> list[int]:
+    key = reply_key(request(prompt=prompt, lora_request=lora_request), CONFIG.replies.seed, CONFIG.replies.seed_scope)
     return RandomTokens(Vocabulary(32_000)).tokens(key, 0, count)
 
 
