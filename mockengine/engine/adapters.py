@@ -35,22 +35,14 @@ class _Cache:
         """Whether it is full of pinned ones."""
         return len(self.ids) >= self._capacity and self.ids.keys() <= self.pinned
 
-    def use(self, lora_id: int) -> int | None:
-        """Put one in, or note that it is used; return which one had to go for it.
-
-        Raises:
-            UtilityError: none can go.
-
-        """
-        gone: int | None = None
+    def use(self, lora_id: int) -> None:
+        """Put one in, or note that it is used; raises UtilityError: there is no room, and none can go."""
         if lora_id not in self.ids and len(self.ids) >= self._capacity:
             if self.is_stuck:
                 raise UtilityError(_ALL_PINNED)
-            gone = next(each for each in self.ids if each not in self.pinned)
-            self.remove(gone)
+            self.remove(next(each for each in self.ids if each not in self.pinned))
         self.ids[lora_id] = None
         self.ids.move_to_end(lora_id)
-        return gone
 
     def remove(self, lora_id: int) -> bool:
         """Take one out, pinned or not; tell whether it was there."""
@@ -144,9 +136,8 @@ class Adapters:
             self.use(lora)
 
     def _load(self, lora_id: int) -> None:
-        gone = self._loaded.use(lora_id)
-        if gone is not None:
-            self._active.remove(gone)
+        # One that has to go may stay in a slot, as nobody can tell: it is the first to leave that too.
+        self._loaded.use(lora_id)
         self._active.use(lora_id)
 
     def _remove(self, lora_id: int) -> bool:

@@ -181,6 +181,42 @@ def test_kept_request_can_be_aborted(config: EngineConfig) -> None:
     assert not rig.outputs("a")
 
 
+@pytest.mark.parametrize("name", ["moments", "moments, limited"])
+def test_report_in_a_pause_brings_no_moment_forward(name: str) -> None:
+    rig = rig_with(replace(RUNNERS[name], data_parallel_size=2), "a", "b")
+    call(rig, "pause_generation", "keep", KEEP_CACHE)
+    play(rig, LONG_S)
+    rig.abort("a")
+    play(rig, LONG_S)
+    resumed_at = rig.now
+    answer(rig, "resume_scheduler")
+    play(rig)
+    first = next(moment for moment in said_at(rig, "b") if moment > resumed_at)
+    # Half of the time to its next token had passed.
+    assert first - resumed_at == pytest.approx(0.5 * ITL_S, abs=0.2 * ITL_S)
+
+
+@runners
+def test_request_is_admitted_after_a_pause_although_a_client_does_not_read(config: EngineConfig) -> None:
+    rig = Rig(replace(config, clients=2))
+    rig.add(replace(asked("stuck"), client_index=1), asked("a"))
+    play(rig, 5.5 * ITL_S)
+    call(rig, "pause_scheduler", "wait", KEEP_CACHE)
+    blocked = frozenset({1})
+    for turn in range(400):
+        rig.now = max(rig.now, rig.ranks.next_deadline(rig.now, blocked) or rig.now)
+        rig._hear(rig.ranks.step(rig.now, blocked))
+        if turn == 200:
+            assert rig.finish_reason("a") is FinishReason.LENGTH
+            rig.add(asked("b"))
+        if turn == 300:
+            assert rig.outputs("b") == []
+            assert rig.ranks.next_deadline(rig.now, blocked) is None
+            call(rig, "resume_scheduler")
+    assert rig.finish_reason("b") is FinishReason.LENGTH
+    assert rig.finish_reason("stuck") is None
+
+
 @runners
 def test_pause_that_is_ended_before_it_is_complete_is_answered_when_the_engine_is_idle(config: EngineConfig) -> None:
     rig = rig_with(config, "a")

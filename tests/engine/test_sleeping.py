@@ -217,9 +217,8 @@ def test_engine_that_leaves_while_it_is_busy_answers_everybody(config: EngineCon
 @runners
 def test_engine_whose_frontend_is_lost_while_it_is_busy_forgets_everything(config: EngineConfig) -> None:
     rig = Rig(replace(config, control=SLOW))
-    call(rig, "sleep", 1, "abort")
-    call(rig, "wake_up", None)
-    call(rig, "wake_up", None)
+    for _ in range(3):
+        call(rig, "sleep", 1, "abort")
     rig.add(request("a"))
     rig._hear(rig.ranks.abort_everything(rig.now))
     play(rig)
