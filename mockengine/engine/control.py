@@ -76,7 +76,11 @@ class Control:
         if method is None or (method.needs_waves and not self.has_waves):
             owner = "DPEngineCoreProc" if self.has_waves else "EngineCoreProc"
             raise UtilityError(f"{owner!r} object has no attribute {call.method!r}")
-        if not method.arguments_least <= len(call.args) <= method.arguments_most:
+        if method.required is not None and not call.args:
+            owner = "DPEngineCoreProc" if method.needs_waves else "EngineCore"
+            missing = f"missing 1 required positional argument: {method.required!r}"
+            raise UtilityError(f"{owner}.{call.method}() {missing}")
+        if len(call.args) > method.most_arguments:
             # A real engine's text is empty here too.
             raise UtilityError("")
         return method.answer(self, _Arguments(call.args, now))
@@ -198,38 +202,38 @@ def _fault_tolerance(control: Control, args: _Arguments) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True)
 class _Method:
     answer: _Answer
-    arguments_least: int = 0
-    arguments_most: int = 0
+    most_arguments: int = 0
+    required: str | None = None
     needs_waves: bool = False
 
 
 _nothing = _constant(None)
 _METHODS: Final[Mapping[str, _Method]] = {
     "get_supported_tasks": _Method(lambda control, _args: list(control.supported_tasks)),
-    "pause_generation": _Method(_pause_generation, 0, 2),
-    "pause_scheduler": _Method(_pause_scheduler, 0, 2),
+    "pause_generation": _Method(_pause_generation, 2),
+    "pause_scheduler": _Method(_pause_scheduler, 2),
     "resume_scheduler": _Method(lambda control, args: control.pausing.resume(args.now)),
     "is_scheduler_paused": _Method(lambda control, _args: control.pausing.is_paused),
-    "sleep": _Method(_sleep, 0, 2),
-    "wake_up": _Method(_wake_up, 0, 1),
+    "sleep": _Method(_sleep, 2),
+    "wake_up": _Method(_wake_up, 1),
     "is_sleeping": _Method(lambda control, _args: control.sleeping.is_sleeping),
     "release_kv_cache_memory": _Method(lambda control, args: control.sleeping.release_kv_cache_memory(args.now)),
-    "reset_prefix_cache": _Method(_reset_prefix_cache, 0, 2),
+    "reset_prefix_cache": _Method(_reset_prefix_cache, 2),
     "reset_mm_cache": _Method(lambda control, _args: control.mm_cache.reset()),
     "reset_encoder_cache": _Method(_nothing),
-    "profile": _Method(_profile, 0, 5),
+    "profile": _Method(_profile, 5),
     "execute_dummy_batch": _Method(_nothing),
-    "collective_rpc": _Method(_collective_rpc, 1, 4),
+    "collective_rpc": _Method(_collective_rpc, 4, "method"),
     "compute_weight_checksums": _Method(lambda control, _args: control.weights.checksums()),
-    "save_sharded_state": _Method(_save_sharded_state, 1, 3),
+    "save_sharded_state": _Method(_save_sharded_state, 3, "path"),
     "get_weight_version": _Method(lambda control, _args: control.weights.version),
-    "set_weight_version": _Method(lambda control, args: control.weights.set_version(args[0]), 1, 1),
+    "set_weight_version": _Method(lambda control, args: control.weights.set_version(args[0]), 1, "weight_version"),
     "list_loras": _Method(lambda control, _args: _adapters(control).ids()),
-    "add_lora": _Method(lambda control, args: _adapters(control).add(args[0]), 1, 1),
-    "remove_lora": _Method(lambda control, args: _adapters(control).remove(args[0]), 1, 1),
-    "pin_lora": _Method(lambda control, args: _adapters(control).pin(args[0]), 1, 1),
+    "add_lora": _Method(lambda control, args: _adapters(control).add(args[0]), 1, "lora_request"),
+    "remove_lora": _Method(lambda control, args: _adapters(control).remove(args[0]), 1, "lora_id"),
+    "pin_lora": _Method(lambda control, args: _adapters(control).pin(args[0]), 1, "lora_id"),
     "get_kv_cache_group_metadata": _Method(_kv_cache_groups),
-    FAULT_TOLERANCE: _Method(_fault_tolerance, 1, 1),
-    "reinitialize_distributed": _Method(_failing(_CANNOT_SCALE), 1, 1, needs_waves=True),
+    FAULT_TOLERANCE: _Method(_fault_tolerance, 1),
+    "reinitialize_distributed": _Method(_failing(_CANNOT_SCALE), 1, "reconfig_request", needs_waves=True),
     "commit_prepared_elastic_ep": _Method(_failing(_NOTHING_PREPARED), needs_waves=True),
 }

@@ -266,7 +266,8 @@ class EngineCore:
             self._runner.settle(spoken, now if self._calls.busy_until is None else self._calls.busy_until)
         outbound += self._load_for_coordinator(now)
         # A runner that reports every step makes another one, in which nothing is said.
-        if not self._has_load and not (spoken.is_reported and spoken.said):
+        makes_another = self._runner.is_computing or (spoken.is_reported and bool(spoken.said))
+        if not self._has_load and not makes_another:
             outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
         return outbound + self._calls.go_on(now)
 

@@ -58,7 +58,7 @@ class SchedulerConfig:
         policy: who is admitted first and preempted last: by arrival, or by the smallest priority.
         long_prefill_token_threshold: tokens that a step computes of one sequence, if there are others; 0 is no limit.
         enable_chunked_prefill: whether a prompt may be computed in several steps.
-        max_loras: adapters in one step; None is no limit.
+        max_loras: adapters of the sequences that run; None is no limit.
         tokens_per_step: output tokens that a sequence gets by a step, the last ones perhaps fewer. The next step
             computes all of them.
         num_spec_tokens: drafts that a decode has, for a scheduler that knows of them.
@@ -337,9 +337,8 @@ class Scheduler:
         admitted: list[TokenSequence] = []
         loras: set[int] = set()
         if self._config.max_loras is not None:
-            # Those that must not go on for now keep their slots.
-            held = (sequence for sequence in self.running if sequence.is_blocked)
-            loras = {each.lora_request.int_id for each in (*step.sequences, *held) if each.lora_request}
+            # Be they scheduled in this step or not: so since 0.33.
+            loras = {sequence.lora_request.int_id for sequence in self.running if sequence.lora_request}
         for sequence in self._candidates():
             if not budget or len(self.running) + self.num_paused >= self._config.max_num_seqs:
                 break

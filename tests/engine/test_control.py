@@ -15,19 +15,19 @@ from tests.support.rig import CONFIG, Rig, request
 from tests.support.runners import ITL_S, RUNNERS, call, play, reply
 
 BIG_CALL_ID = 2**63 + 12_345
+MISSING = "missing 1 required positional argument"
 RPC = "Call to collective_rpc method failed: "
 BAD_PREFIX = (
     "Call to profile method failed: profile_prefix must be 1-128 ASCII characters, start with a letter or number, and "
     "contain only letters, numbers, '.', '_', or '-'"
 )
-CANNOT_SCALE = (
-    "Call to reinitialize_distributed method failed: this engine cannot change how many ranks it is one of: start a "
-    "deployment of the size wanted"
-)
+SCALING = "Call to reinitialize_distributed method failed: "
+CANNOT_SCALE = f"{SCALING}this engine cannot change how many ranks it is one of: start a deployment of the size wanted"
 CALLS_OF_A_MIXTURE_OF_EXPERTS: list[tuple[str, tuple[Any, ...]]] = [
     ("no_such", ()),
     ("commit_prepared_elastic_ep", ()),
     ("reinitialize_distributed", ({},)),
+    ("reinitialize_distributed", ()),
 ]
 
 
@@ -92,6 +92,10 @@ def test_tasks_are_those_of_the_engine() -> None:
     [
         ("no_such", (), "Call to no_such method failed: 'EngineCoreProc' object has no attribute 'no_such'"),
         ("reset_prefix_cache", (1, 2, 3, 4), "Call to reset_prefix_cache method failed: "),
+        *(
+            (method, (), f"Call to {method} method failed: EngineCore.{method}() {MISSING}: '{argument}'")
+            for method, argument in (("add_lora", "lora_request"), ("collective_rpc", "method"))
+        ),
         *(
             (
                 method,
@@ -165,6 +169,7 @@ def test_rank_of_a_mixture_of_experts_knows_more_methods_and_is_called_otherwise
         "Call to no_such method failed: 'DPEngineCoreProc' object has no attribute 'no_such'",
         "Call to commit_prepared_elastic_ep method failed: No prepared Elastic EP reconfiguration is ready",
         CANNOT_SCALE,
+        f"{SCALING}DPEngineCoreProc.reinitialize_distributed() {MISSING}: 'reconfig_request'",
     ]
 
 

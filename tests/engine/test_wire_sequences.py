@@ -34,11 +34,11 @@ Conversation: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, str]
 """Source and title of a conversation."""
 
-CONVERSATIONS: Final[list[Conversation]] = recorded("sequences")
+CONVERSATIONS: Final[list[Conversation]] = [*recorded("sequences"), *recorded("pauses")]
 NOBODY: Final[frozenset[int]] = frozenset()
 UNTOLD: Final = "?"
 BLOCK_SIZE: Final = 16
-WITHOUT_KV_EVENTS: Final = ("s1", "s2", "s4", "mf_clients")
+WITHOUT_KV_EVENTS: Final = ("s1", "s2", "s4", "mf_clients", "0.33.0 pauses sync", "0.33.0 pauses async")
 
 # What conversations are about, by how their titles begin, that are not compared here.
 OTHER_SUBJECTS: Final[Mapping[str, str]] = {
@@ -90,7 +90,7 @@ def engine_config(recorded_with: Mapping[str, Any]) -> EngineConfig:
             async_scheduling=recorded_with["is_async"],
         ),
         timing=TimingConfig(timing="instant"),
-        loras=LoraConfig(max_loras=4, max_cpu_loras=4),
+        loras=LoraConfig(max_loras=recorded_with.get("max_loras", 4), max_cpu_loras=4),
     )
 
 
@@ -238,7 +238,7 @@ def envelope_form(envelope: Envelope) -> Conversation:
     return {
         "outputs": sorted(output_form(output) for output in envelope.outputs),
         "stats": stats_form(stats) if stats else None,
-        "finished": list(envelope.finished_requests) or None,
+        "finished": sorted(envelope.finished_requests) or None,
     }
 
 
@@ -246,7 +246,8 @@ def recorded_form(message: Mapping[str, Any]) -> Conversation:
     if "reply" in message:
         return {"reply": message["reply"]}
     outputs = sorted([output[0], len(output[1]), *output[2:]] for output in message["outputs"])
-    return {"outputs": outputs, "stats": message["stats"], "finished": message["finished"]}
+    finished = message["finished"]
+    return {"outputs": outputs, "stats": message["stats"], "finished": None if finished is None else sorted(finished)}
 
 
 def as_told(ours: Any, told: Any) -> Any:
@@ -268,7 +269,7 @@ def test_it_is_known_what_is_not_compared() -> None:
     others = [what for each in CONVERSATIONS if (what := subject(each))]
     counts = {what: others.count(what) for what in sorted(set(others))}
     assert counts == {"grammars": 2, "shutdown": 3, "workers": 1}
-    assert (len(COMPARED), len(CONVERSATIONS)) == (87, 93)
+    assert (len(COMPARED), len(CONVERSATIONS)) == (127, 133)
 
 
 @pytest.mark.parametrize("conversation", COMPARED, ids=names(COMPARED))
