@@ -8,27 +8,24 @@ be sent, in that order.
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from typing import Any
 
 from mockengine.engine.calls import Calls
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import FAULT_TOLERANCE, SHUTTING_DOWN
 from mockengine.engine.dialect import Dialect
-from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.parts import make_parts
 from mockengine.engine.pausing import ENGINE_PAUSED
 from mockengine.engine.pooled import PooledReplies
+from mockengine.engine.reception import Reception, invalid, last_output
 from mockengine.engine.requests import Request
 from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.scheduler import PauseState
 from mockengine.engine.sessions import Outcome, Sessions, Turn
 from mockengine.engine.waves import Wave
-from mockengine.replies.asked import ReplyError
-from mockengine.replies.planner import Planner
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
@@ -42,9 +39,7 @@ from mockengine.wire.outputs import (
     WaveComplete,
 )
 from mockengine.wire.requests import EngineCoreRequest
-from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, SamplingParams
 from mockengine.wire.utility import UtilityCall, failure_message
-from mockengine.wire.values import shown
 
 
 class EngineCore:
@@ -77,20 +72,18 @@ class EngineCore:
         self.rank = rank
         self.wave = Wave()
         self._config = config
-        self._planner = Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
         self._dialect = dialect
         self._observer = observer
         parts = make_parts(rank, config, dialect, kv_event_sink, self._abort_running)
         self._runner = parts.runner
-        self._adapters = parts.adapters
         self._pausing = parts.pausing
         self._weights = parts.weights
-        self._mm_cache = parts.mm_cache
         self._sessions = Sessions(self._runner, self._begin_turn)
         self._pooled = PooledReplies()
+        self._reception = Reception(rank, config, observer, parts.adapters, parts.mm_cache, self._is_in_flight)
         self._calls = Calls(parts.control, self._reply, self._is_idle)
         self._outgoing = Outgoing(rank, dialect, self._weights.version)
-        self._shutting_down = False
+        self._was_paused = False
         # Messages that came while the rank was busy, and from the first call on that came while a step was computed:
         # a real engine reads them between steps.
         self._inbox: deque[tuple[Message, int]] = deque()
@@ -103,7 +96,7 @@ class EngineCore:
             reason = "only START_DP_WAVE comes from a coordinator"
             return self._unreadable(Unreadable(reason, type(message).__name__, (), flaw=Flaw.MISDIRECTED), client, now)
         if not self._must_wait(message):
-            return self._take_in(message, client, now) + self._calls.go_on(now)
+            return self._take_in(message, client, now) + self._go_on_with_calls(now)
         self._inbox.append((message, client))
         # What is computed for an aborted request is dropped at once.
         return self._abort(message.request_ids, now) if isinstance(message, Abort) and not self._is_busy else []
@@ -143,7 +136,7 @@ class EngineCore:
 
     def begin_shutdown(self) -> None:
         """Accept nothing any more; what runs goes on."""
-        self._shutting_down = True
+        self._reception.is_closed = True
 
     def abort_everything(self, now: float) -> list[Outbound]:
         """End all requests with an ABORT output, as for a shutdown, and calls with a failure."""
@@ -163,10 +156,10 @@ class EngineCore:
             if request.pooling is not None:
                 request.pooling.give_up()
             self._report_finished(request, FinishReason.ABORT, now)
-            output = _last_output(request.request_id, FinishReason.ABORT, is_pooling=request.pooling is not None)
+            output = last_output(request.request_id, FinishReason.ABORT, is_pooling=request.pooling is not None)
             by_client.setdefault(request.client, []).append(output)
         for asked in self._sessions.forget_all():
-            by_client.setdefault(asked.client_index, []).append(_last_output(asked.request_id, FinishReason.ABORT))
+            by_client.setdefault(asked.client_index, []).append(last_output(asked.request_id, FinishReason.ABORT))
         return [self._final_outputs(client, outputs, now) for client, outputs in by_client.items()]
 
     # What goes on.
@@ -269,7 +262,7 @@ class EngineCore:
         makes_another = self._runner.is_computing or (spoken.is_reported and bool(spoken.said))
         if not self._has_load and not makes_another:
             outbound += self._outgoing.load_is_gone(self._runner.take_stats, now)
-        return outbound + self._calls.go_on(now)
+        return outbound + self._go_on_with_calls(now)
 
     def _go_on_after_call(self, now: float) -> list[Outbound]:
         """Go on if a call does not keep the rank busy any more."""
@@ -279,7 +272,7 @@ class EngineCore:
             self._runner.stand_still(self._calls.busy_s)
         outbound = self._calls.end_busy(now)
         outbound += self._empty_inbox(now)
-        return outbound + self._calls.go_on(now)
+        return outbound + self._go_on_with_calls(now)
 
     def _is_runner_due(self, now: float, blocked: AbstractSet[int]) -> bool:
         due = self._runner.due(now, blocked)
@@ -298,24 +291,24 @@ class EngineCore:
             self._observer.release_contradicted(contradiction, request.items)
         if request.client_index >= self._config.clients:
             reason = f"client_index {request.client_index} where the frontend has {self._config.clients} clients"
-            return self._refuse(request, arrived_from, _invalid(reason), now)
+            return self._refuse(request, arrived_from, invalid(reason), now)
         is_heard = request.request_id in self._sessions
-        refusal = None if is_heard and not request.resumable else self._refusal(request)
+        refusal = None if is_heard and not request.resumable else self._reception.refusal(request)
         if is_heard:
             return self._follow(self._sessions.hear(request, refusal, now), now)
         if self._pausing.rejects_new and refusal is None and not request.abort_immediately:
             # More input of what runs is not new, and was heard above.
-            return self._refuse(request, request.client_index, self._problem(request) or ENGINE_PAUSED, now)
+            return self._refuse(request, request.client_index, self._reception.problem(request) or ENGINE_PAUSED, now)
         if request.resumable and not request.abort_immediately and request.request_id not in self._runner:
             return self._follow(self._sessions.open(request, refusal, now), now)
         if refusal is not None:
             return [self._final_outputs(request.client_index, [refusal], now)]
-        problem = self._problem(request)
+        problem = self._reception.problem(request)
         client = request.client_index
         return self._accept(request, now) if problem is None else self._refuse(request, client, problem, now)
 
     def _accept(self, request: EngineCoreRequest, now: float) -> list[Outbound]:
-        accepted = self._plan(request, now)
+        accepted = self._reception.plan(request, now)
         if isinstance(accepted, RequestError):
             return self._refuse(request, request.client_index, accepted, now)
         if request.abort_immediately:
@@ -324,19 +317,6 @@ class EngineCore:
             return []
         self._runner.add(accepted, request)
         return self._start_wave(request.current_wave, now)
-
-    def _plan(self, request: EngineCoreRequest, now: float, *, is_first_turn: bool = True) -> Request | RequestError:
-        """Return an accepted request, or why it cannot be served."""
-        try:
-            plan = self._planner.plan(request)
-        except ReplyError as error:
-            return _invalid(str(error))
-        params = request.sampling_params or SamplingParams()
-        accepted = Request(request, plan, now, is_first_turn=is_first_turn)
-        if has_kv_transfer_params(params.extra_args):
-            accepted.kv_transfer = self._kv_transfer(request, params)
-        self._observer.request_started(accepted.served(self.rank))
-        return accepted
 
     def _start_wave(self, stamped: int, now: float) -> list[Outbound]:
         """Begin a wave for requests that there are, unless they are to wait until a pause ends."""
@@ -349,70 +329,12 @@ class EngineCore:
             return []
         return [self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number))]
 
-    def _kv_transfer(self, request: EngineCoreRequest, params: SamplingParams) -> KvTransfer | None:
-        """Return what a request asks of disaggregation; what cannot be done of it costs a warning, as in vLLM."""
-        transfer: KvTransfer | None = None
-        problem: str | None = "kv_role is none"
-        if self._config.kv_transfer is not None:
-            num_tokens, block_size = request.num_prompt_tokens, self._config.block_size
-            transfer, problem = read_kv_transfer(params.extra_args, num_tokens, block_size)
-        if problem is not None:
-            self._observer.transfer_ignored(request.request_id, self.rank, request.client_index, problem)
-        return transfer
-
-    def _problem(self, request: EngineCoreRequest) -> RequestError | None:
-        pooling = request.pooling_params
-        if pooling is None and request.sampling_params is None:
-            return _invalid("neither sampling_params nor pooling_params are set")
-        supported = self._config.supported_tasks
-        if not (self._config.generates if pooling is None else pooling.task in supported):
-            task = "generate" if pooling is None else pooling.task
-            return _invalid(f"the task {shown(task)} is none of supported_tasks, which are {', '.join(supported)}")
-        if request.request_id in self._runner or request.request_id in self._pooled:
-            return _invalid("a request of the same id is in flight")
-        if request.num_prompt_tokens == 0:
-            return _invalid("the prompt is empty")
-        if request.num_prompt_tokens > self._config.max_model_len:
-            return _invalid(
-                f"the prompt has {request.num_prompt_tokens} tokens where max_model_len is {self._config.max_model_len}"
-            )
-        return self._lora_problem(request)
-
-    def _lora_problem(self, request: EngineCoreRequest) -> RequestError | None:
-        if request.lora_request is None:
-            return None
-        if self._adapters is None:
-            return _invalid(f"LoRA is not enabled (asked for {shown(request.lora_request.name)})")
-        problem = self._adapters.problem(request.lora_request)
-        return None if problem is None else _invalid(problem)
-
-    def _refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
-        """Return how a request ends at once whatever it asks, if it does."""
-        is_pooling = request.pooling_params is not None
-        if self._shutting_down:
-            reason, output = SHUTTING_DOWN, _last_output(request.request_id, FinishReason.ABORT, is_pooling=is_pooling)
-        else:
-            missing = self._mm_cache.missing(request.mm_features)
-            if not missing:
-                return None
-            what = f"{len(missing)} of {len(request.mm_features)} multimodal items"
-            reason = f"cache miss: the engine does not hold the data of {what} (send the request again)"
-            error = RequestError("multimodal_cache_miss", reason, retryable=True)
-            output = _last_output(request.request_id, FinishReason.ERROR, error, is_pooling=is_pooling)
-            output = replace(output, mm_cache_miss_hashes=missing)
-        self._observer.request_refused(request.request_id, self.rank, request.client_index, reason)
-        return output
+    def _is_in_flight(self, request_id: str) -> bool:
+        """Whether there is a request of an id, or its reply is still to be said."""
+        return request_id in self._runner or request_id in self._pooled
 
     def _refuse(self, request: EngineCoreRequest, client: int, error: RequestError, now: float) -> list[Outbound]:
-        self._observer.request_refused(request.request_id, self.rank, client, error.message)
-        is_pooling = request.pooling_params is not None
-        return [self._error_output(request.request_id, client, error, now, is_pooling=is_pooling)]
-
-    def _error_output(
-        self, request_id: str, client: int, error: RequestError, now: float, *, is_pooling: bool
-    ) -> Outbound:
-        output = _last_output(request_id, FinishReason.ERROR, error, is_pooling=is_pooling)
-        return self._final_outputs(client, [output], now)
+        return [self._final_outputs(client, [self._reception.refuse(request, client, error)], now)]
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
         for request_id in request_ids:
@@ -430,14 +352,10 @@ class EngineCore:
     # Sessions.
 
     def _begin_turn(self, turn: Turn, now: float) -> Request | EngineCoreOutput:
-        heard = turn.heard
-        problem = _invalid(turn.problem) if turn.problem else self._problem(turn.asked)
-        begun = problem or self._plan(turn.asked, now, is_first_turn=turn.is_first)
-        if isinstance(begun, Request):
-            return begun
-        self._observer.request_refused(heard.request_id, self.rank, turn.asked.client_index, begun.message)
-        is_pooling = heard.pooling_params is not None
-        return _last_output(heard.request_id, FinishReason.ERROR, begun, is_pooling=is_pooling)
+        reception = self._reception
+        problem = invalid(turn.problem) if turn.problem else reception.problem(turn.asked)
+        begun = problem or reception.plan(turn.asked, now, is_first_turn=turn.is_first)
+        return begun if isinstance(begun, Request) else reception.refuse(turn.heard, turn.asked.client_index, begun)
 
     def _end_turn(self, request: Request, spoken: Spoken, now: float) -> list[Outbound]:
         outcome = self._sessions.end_turn(request, now)
@@ -461,11 +379,15 @@ class EngineCore:
 
     def _call(self, call: UtilityCall, arrived_from: int, now: float) -> list[Outbound]:
         self._dialect.learn_from_call(call.method)
-        if self._shutting_down:
+        if self._reception.is_closed:
             return [self._reply(call, arrived_from, None, SHUTTING_DOWN, now)]
-        was_paused = self._pausing.is_paused
-        outbound = self._calls.begin(call, arrived_from, now)
-        if was_paused and not self._pausing.is_paused and self.num_requests:
+        return self._calls.begin(call, arrived_from, now)
+
+    def _go_on_with_calls(self, now: float) -> list[Outbound]:
+        """Go on with calls that wait until the rank is idle, and with the wave if one has ended a pause."""
+        outbound = self._calls.go_on(now)
+        was_paused, self._was_paused = self._was_paused, self._pausing.is_paused
+        if was_paused and not self._was_paused and self.num_requests:
             outbound += self._start_wave(0, now)
         return outbound
 
@@ -485,11 +407,12 @@ class EngineCore:
         error = RequestError("unreadable_request", f"the engine could not read the request: {message.reason}")
         if message.request_id is not None and message.request_id in self._sessions:
             heard = EngineCoreRequest(request_id=message.request_id, resumable=True)
-            refusal = _last_output(message.request_id, FinishReason.ERROR, error)
+            refusal = last_output(message.request_id, FinishReason.ERROR, error)
             return self._follow(self._sessions.hear(heard, refusal, now), now)
-        if message.request_id is None or message.request_id in self._runner or message.request_id in self._pooled:
+        if message.request_id is None or self._is_in_flight(message.request_id):
             return []
-        return [self._error_output(message.request_id, client, error, now, is_pooling=message.is_pooling)]
+        output = last_output(message.request_id, FinishReason.ERROR, error, is_pooling=message.is_pooling)
+        return [self._final_outputs(client, [output], now)]
 
     # Bookkeeping.
 
@@ -512,20 +435,3 @@ class EngineCore:
 
     def _report_finished(self, request: Request, reason: FinishReason, now: float) -> None:
         self._observer.request_finished(request.served(self.rank), reason.name.lower(), now - request.accepted_at)
-
-
-def _invalid(message: str) -> RequestError:
-    """Make the error that a frontend of 0.33 answers with an HTTP 400."""
-    return RequestError("validation_error", message)
-
-
-def _last_output(
-    request_id: str, reason: FinishReason, error: RequestError | None = None, *, is_pooling: bool = False
-) -> EngineCoreOutput:
-    """Make an output that ends a request without a token; one for pooling needs a tensor whatever its end."""
-    return EngineCoreOutput(
-        request_id=request_id,
-        pooling_output=EMPTY_POOLING_OUTPUT if is_pooling else None,
-        finish_reason=reason,
-        error=error,
-    )
