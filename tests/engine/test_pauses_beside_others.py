@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a pause means to requests of other kinds: sessions, those with a timing of their own, pooling, waves."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from mockengine.engine.config import ControlConfig
+from mockengine.replies.wish import OwnTiming
+from mockengine.wire.outputs import FinishReason, StartWave, StepOutputs
+from tests.engine import test_own_timing as own_timing
+from tests.engine import test_pooling as pooling
+from tests.engine import test_sessions as sessions
+from tests.engine.test_pausing import CLEAR, KEEP_CACHE, LONG_S, PAUSED
+from tests.support.rig import Rig, request
+from tests.support.runners import ITL_S, RUNNERS, answer, call, is_answered, is_due, play
+
+# Sessions.
+
+
+@sessions.everywhere
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_session_that_waits_for_input_keeps_no_pause_from_being_complete(runner: str, mode: str) -> None:
+    rig = Rig(sessions.config(runner))
+    rig.add(sessions.turn([1, 2, 3]))
+    play(rig)
+    pause = call(rig, "pause_generation", mode, KEEP_CACHE)
+    play(rig)
+    assert is_answered(rig, pause)
+    assert is_due(rig) is None
+    assert rig.finish_reason("s1") is (FinishReason.ABORT if mode == "abort" else FinishReason.LENGTH)
+
+
+@sessions.everywhere
+def test_input_of_an_open_session_is_not_refused_but_a_new_session_is(runner: str) -> None:
+    rig = Rig(sessions.config(runner))
+    rig.add(sessions.turn([1, 2, 3]))
+    play(rig)
+    answer(rig, "pause_generation", "wait", KEEP_CACHE)
+    rig.add(sessions.turn([4, 5]), sessions.turn([1], request_id="new"))
+    assert rig.outputs("new")[0].error == PAUSED
+    assert rig.watcher.refused == [("new", PAUSED.message)]
+    play(rig, LONG_S)
+    answer(rig, "resume_scheduler")
+    rig.add(sessions.no_more())
+    play(rig)
+    first = sessions.reply([1, 2, 3], 4)
+    assert rig.tokens("s1") == [*first, *sessions.reply([1, 2, 3, *first[:-1], 4, 5], 4)]
+    assert [output.finish_reason for output in rig.outputs("s1") if output.finish_reason] == [FinishReason.LENGTH] * 2
+    assert rig.ranks.num_requests == 0
+
+
+@sessions.everywhere
+def test_turn_that_is_kept_goes_on(runner: str) -> None:
+    rig = Rig(sessions.config(runner))
+    rig.add(sessions.turn([1, 2, 3], max_tokens=40))
+    play(rig, 0.03)
+    call(rig, "pause_generation", "keep", KEEP_CACHE)
+    rig.add(sessions.turn([4, 5]), sessions.no_more())
+    play(rig, LONG_S)
+    assert is_due(rig) is None
+    call(rig, "resume_scheduler")
+    play(rig)
+    first = sessions.reply([1, 2, 3], 40)
+    assert rig.tokens("s1") == [*first, *sessions.reply([1, 2, 3, *first[:-1], 4, 5], 4)]
+
+
+@sessions.everywhere
+def test_sessions_are_aborted_and_forgotten(runner: str) -> None:
+    rig = Rig(replace(sessions.config(runner), data_parallel_size=2))
+    rig.add(sessions.turn([1, 2, 3], request_id="waits"))
+    play(rig)
+    rig.add(sessions.turn([1, 2, 3], max_tokens=400, request_id="runs"))
+    rig.step()
+    pause = call(rig, "pause_scheduler", "abort", CLEAR)
+    play(rig)
+    assert is_answered(rig, pause)
+    assert [rig.finish_reason(name) for name in ("waits", "runs")] == [FinishReason.ABORT] * 2
+    reported = [name for each in rig.to(0) if isinstance(each, StepOutputs) for name in each.finished_requests]
+    assert sorted(reported) == ["runs", "waits"]
+    answer(rig, "resume_scheduler")
+    rig.heard.clear()
+    rig.add(sessions.turn([7], request_id="waits"))
+    play(rig)
+    assert rig.tokens("waits") == sessions.reply([7], 4)
+
+
+# Requests with a timing of their own.
+
+
+@pytest.mark.parametrize("engine", own_timing.ENGINES)
+def test_time_that_was_slept_through_is_not_made_up_for(engine: str) -> None:
+    timing = OwnTiming(ttft_s=own_timing.TTFT_S, itl_s=own_timing.ITL_S)
+    rig = own_timing.rig_of(engine, {"own": timing, "not begun": timing})
+    rig.add(request("own", prompt=[1] * 20, max_tokens=200))
+    play(rig, own_timing.TTFT_S + 5.5 * own_timing.ITL_S)
+    rig.add(request("not begun", prompt=[2] * 20, max_tokens=4))
+    play(rig, 0.1)
+    call(rig, "pause_generation", "keep", KEEP_CACHE)
+    play(rig, LONG_S)
+    said = len(rig.outputs("own"))
+    assert is_due(rig) is None
+    resumed_at = rig.now
+    call(rig, "resume_scheduler")
+    play(rig)
+    later = [moment for moment in own_timing.said_at(rig, "own") if moment >= resumed_at]
+    assert len(later) == len(rig.outputs("own")) - said
+    assert all(after - before > 0.5 * own_timing.ITL_S for before, after in pairwise(later[:50]))
+    assert own_timing.said_at(rig, "not begun")[0] - resumed_at == pytest.approx(own_timing.TTFT_S - 0.1, abs=0.01)
+
+
+@pytest.mark.parametrize("engine", own_timing.ENGINES)
+def test_request_that_came_in_a_pause_has_its_time_from_when_it_is_admitted(engine: str) -> None:
+    rig = own_timing.rig_of(engine, {"own": OwnTiming(ttft_s=own_timing.TTFT_S, itl_s=own_timing.ITL_S)})
+    answer(rig, "pause_scheduler", "wait", KEEP_CACHE)
+    rig.add(request("own", max_tokens=4))
+    play(rig, LONG_S)
+    assert is_due(rig) is None
+    resumed_at = rig.now
+    answer(rig, "resume_scheduler")
+    play(rig)
+    assert own_timing.said_at(rig, "own")[0] - resumed_at == pytest.approx(own_timing.TTFT_S, abs=0.01)
+    assert own_timing.scheduled_at(rig, "own") >= resumed_at
+
+
+@pytest.mark.parametrize("engine", own_timing.ENGINES)
+def test_pause_waits_for_moments_and_aborts_what_never_ends(engine: str) -> None:
+    rig = own_timing.rig_of(engine, {"slow": OwnTiming(itl_s=2.0), "stuck": OwnTiming(stalls_after=2)})
+    rig.add(request("slow", max_tokens=3))
+    play(rig, 1.0)
+    pause = call(rig, "pause_generation", "wait", CLEAR)
+    play(rig)
+    assert is_answered(rig, pause)
+    assert rig.finish_reason("slow") is FinishReason.LENGTH
+    answer(rig, "resume_scheduler")
+    rig.add(request("stuck", max_tokens=9))
+    play(rig, 1.0)
+    patient = call(rig, "pause_generation", "wait", CLEAR)
+    play(rig, LONG_S)
+    assert not is_answered(rig, patient)
+    call(rig, "pause_generation", "abort", CLEAR)
+    play(rig)
+    assert is_answered(rig, patient)
+    assert rig.finish_reason("stuck") is FinishReason.ABORT
+
+
+# Pooling.
+
+
+@pytest.mark.parametrize("runner", pooling.RUNNERS)
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_pooling_requests_meet_pauses_too(runner: str, mode: str) -> None:
+    rig = Rig(pooling.RUNNERS[runner])
+    rig.add(*(pooling.pooling(f"r{number}") for number in range(3)))
+    pause = call(rig, "pause_generation", mode, KEEP_CACHE)
+    play(rig, LONG_S)
+    assert is_answered(rig, pause)
+    rig.add(pooling.pooling("late"))
+    if mode == "keep":
+        assert rig.outputs("late") == []
+    else:
+        (refused,) = rig.outputs("late")
+        assert refused.error == PAUSED
+        assert refused.pooling_output is not None
+    answer(rig, "resume_scheduler")
+    play(rig)
+    ended = {rig.finish_reason(f"r{number}") for number in range(3)}
+    assert ended == {FinishReason.ABORT if mode == "abort" else FinishReason.STOP}
+    assert all(rig.outputs(f"r{number}")[-1].pooling_output is not None for number in range(3))
+    assert rig.ranks.num_requests == 0
+
+
+# Waves.
+
+
+def test_wave_goes_on_when_a_slow_waking_up_has_ended_the_pause() -> None:
+    config = replace(
+        RUNNERS["free"],
+        data_parallel_size=2,
+        has_coordinator=True,
+        has_waves=True,
+        control=ControlConfig(wake_up_s=1.0),
+    )
+    rig = Rig(config)
+    rig.add(request("a", max_tokens=20))
+    play(rig, 3 * ITL_S)
+    call(rig, "sleep", 1, "keep")
+    play(rig, LONG_S)
+    rig.heard.clear()
+    call(rig, "wake_up", None)
+    play(rig)
+    assert [each.wave for each in rig.to_coordinator if isinstance(each, StartWave)] == [1]
+    assert rig.finish_reason("a") is FinishReason.LENGTH
