@@ -126,13 +126,15 @@ class EngineCore:
 
     def _empty_inbox(self, now: float) -> list[Outbound]:
         """Take in what came meanwhile, as far as it does not make the rank busy again."""
-        outbound: list[Outbound] = []
+        outbound = self._take_arrived_turns(now)
         while self._inbox and not self._is_busy:
             outbound += self._take_in(*self._inbox.popleft(), now)
-        if not self._is_busy:
-            for outcome in self._sessions.take_arrived(now):
-                outbound += self._follow(outcome, now)
+            # In the order of their arrival, although one more step is computed.
+            outbound += self._take_arrived_turns(now)
         return outbound
+
+    def _take_arrived_turns(self, now: float) -> list[Outbound]:
+        return [sent for outcome in self._sessions.take_arrived(now) for sent in self._follow(outcome, now)]
 
     def begin_shutdown(self) -> None:
         """Accept nothing any more; what runs goes on."""

@@ -167,6 +167,16 @@ def test_slot_is_free_when_its_last_request_is_aborted(config: EngineConfig) -> 
     assert rig.ranks.num_requests == 0
 
 
+def test_slot_that_is_free_between_two_beats_changes_no_beat() -> None:
+    rig = Rig(with_loras(RUNNERS["free"], 1))
+    rig.add(asked("a", 1, max_tokens=90), asked("b", None, max_tokens=20), asked("c", 2))
+    play(rig, 5.5 * ITL_S)
+    rig.abort("a")
+    play(rig)
+    assert [later - earlier for earlier, later in pairwise(said_at(rig, "b"))] == pytest.approx([ITL_S] * 19)
+    assert len(rig.tokens("c")) == 10
+
+
 @runners
 def test_request_that_waits_for_a_slot_is_there(config: EngineConfig) -> None:
     rig = Rig(with_loras(config, 1))

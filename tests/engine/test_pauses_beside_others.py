@@ -6,15 +6,16 @@ from itertools import pairwise
 
 import pytest
 
-from mockengine.engine.config import ControlConfig
+from mockengine.engine.config import ControlConfig, LoraConfig
 from mockengine.replies.wish import OwnTiming
 from mockengine.wire.outputs import FinishReason, StartWave, StepOutputs
+from mockengine.wire.requests import LoraRequest
 from tests.engine import test_own_timing as own_timing
 from tests.engine import test_pooling as pooling
 from tests.engine import test_sessions as sessions
 from tests.engine.test_pausing import CLEAR, KEEP_CACHE, LONG_S, PAUSED
 from tests.support.rig import Rig, request
-from tests.support.runners import ITL_S, RUNNERS, answer, call, is_answered, is_due, play
+from tests.support.runners import ITL_S, RUNNERS, answer, call, is_answered, is_due, kind, play
 
 # Sessions.
 
@@ -145,6 +146,49 @@ def test_pause_waits_for_moments_and_aborts_what_never_ends(engine: str) -> None
     assert rig.finish_reason("stuck") is FinishReason.ABORT
 
 
+@pytest.mark.parametrize("engine", own_timing.ENGINES)
+def test_report_of_who_was_aborted_in_a_pause_brings_no_moment_forward(engine: str) -> None:
+    rig = own_timing.rig_of(engine, {"own": OwnTiming(itl_s=2.0)}, data_parallel_size=2)
+    rig.add(request("own", max_tokens=9), request("other", max_tokens=100))
+    play(rig, 1.0)
+    call(rig, "pause_generation", "keep", KEEP_CACHE)
+    play(rig, LONG_S)
+    due_s = own_timing.said_at(rig, "own")[0] + 2.0 - (rig.now - LONG_S)
+    said = len(rig.outputs("own"))
+    rig.add(request("more", max_tokens=1))
+    rig.abort("more")
+    play(rig, 1.0)
+    assert "more" in [name for each in rig.to(0) if isinstance(each, StepOutputs) for name in each.finished_requests]
+    resumed_at = rig.now
+    call(rig, "resume_scheduler")
+    play(rig)
+    assert own_timing.said_at(rig, "own")[said] - resumed_at == pytest.approx(due_s, abs=0.05)
+
+
+@pytest.mark.parametrize("engine", own_timing.ENGINES)
+def test_nothing_is_due_for_who_was_aborted(engine: str) -> None:
+    rig = own_timing.rig_of(engine, {"own": OwnTiming(itl_s=2.0)})
+    rig.add(request("own", max_tokens=9))
+    play(rig, 1.0)
+    pause = call(rig, "pause_generation", "abort", KEEP_CACHE)
+    play(rig, 0.5)
+    assert is_answered(rig, pause)
+    answer(rig, "resume_scheduler")
+    assert is_due(rig) is None
+
+
+def test_who_has_own_moments_waits_while_an_adapter_is_loaded_too() -> None:
+    loras = LoraConfig(max_loras=1, max_cpu_loras=1, load_s=1.0)
+    rig = own_timing.rig_of("pace", {"own": OwnTiming(ttft_s=0.0, itl_s=0.5)}, loras=loras)
+    began = rig.now
+    rig.add(request("own", max_tokens=4))
+    play(rig, 0.6)
+    rig.add(request("adapted", max_tokens=4, lora_request=LoraRequest("l1", 1, "/adapters/l1")))
+    play(rig)
+    assert own_timing.said_at(rig, "own") == pytest.approx([began + each for each in (0.0, 0.5, 2.0, 2.5)], abs=0.01)
+    assert own_timing.said_at(rig, "adapted")[0] == pytest.approx(began + 1.6, abs=0.01)
+
+
 # Pooling.
 
 
@@ -169,6 +213,34 @@ def test_pooling_requests_meet_pauses_too(runner: str, mode: str) -> None:
     assert ended == {FinishReason.ABORT if mode == "abort" else FinishReason.STOP}
     assert all(rig.outputs(f"r{number}")[-1].pooling_output is not None for number in range(3))
     assert rig.ranks.num_requests == 0
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_pause_is_not_complete_before_the_numbers_that_are_computed_are_said(mode: str) -> None:
+    rig = Rig(pooling.LONG)
+    rig.add(pooling.pooling("large", "token_embed", pooling.MANY))
+    rig.step()
+    assert rig.outputs("large") == []
+    pause = call(rig, "pause_generation", mode, KEEP_CACHE)
+    assert is_answered(rig, pause) is (mode == "abort")
+    play(rig)
+    names = [kind(each) for each in rig.to(0)]
+    assert names.index("reply") > names.index("aborts" if mode == "abort" else "tokens")
+    assert rig.finish_reason("large") is (FinishReason.ABORT if mode == "abort" else FinishReason.STOP)
+    assert rig.outputs("large")[0].pooling_output is not None
+    assert rig.ranks.num_requests == 0
+
+
+def test_document_that_a_pause_aborts_lets_its_query_go() -> None:
+    rig = Rig(pooling.POOLING)
+    rig.add(pooling.pooling("q", **pooling.late("cache_query", uses=1)))
+    play(rig)
+    rig.add(pooling.pooling("d", **pooling.late("score_doc")))
+    answer(rig, "pause_generation", "abort", KEEP_CACHE)
+    answer(rig, "resume_scheduler")
+    rig.add(pooling.pooling("e", **pooling.late("score_doc")))
+    play(rig)
+    assert pooling.the_error(rig, "e").code == "validation_error"
 
 
 # Waves.
