@@ -13,6 +13,7 @@ from mockengine.wire.requests import LoraRequest
 from tests.engine import test_own_timing as own_timing
 from tests.engine import test_pooling as pooling
 from tests.engine import test_sessions as sessions
+from tests.engine.test_batching import said_at
 from tests.engine.test_pausing import CLEAR, KEEP_CACHE, LONG_S, PAUSED
 from tests.support.rig import Rig, request
 from tests.support.runners import ITL_S, RUNNERS, answer, call, is_answered, is_due, kind, play
@@ -85,6 +86,23 @@ def test_sessions_are_aborted_and_forgotten(runner: str) -> None:
     rig.add(sessions.turn([7], request_id="waits"))
     play(rig)
     assert rig.tokens("waits") == sessions.reply([7], 4)
+
+
+@sessions.everywhere
+def test_turn_that_follows_a_call_begins_no_later_than_without_it(runner: str) -> None:
+    began: list[list[float]] = []
+    for calls in ((), ("is_sleeping",)):
+        rig = Rig(sessions.config(runner))
+        rig.add(sessions.turn([1, 2, 3]), request("other", max_tokens=200))
+        play(rig, 0.1)
+        rig.heard.clear()
+        for method in calls:
+            call(rig, method)
+        rig.add(sessions.turn([4, 5]), sessions.no_more())
+        play(rig)
+        began.append(said_at(rig, "s1"))
+        assert rig.ranks.num_requests == 0
+    assert began[0] == began[1]
 
 
 # Requests with a timing of their own.
