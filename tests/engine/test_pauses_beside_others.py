@@ -11,10 +11,11 @@ from mockengine.replies.wish import OwnTiming
 from mockengine.wire.outputs import FinishReason, StartWave, StepOutputs
 from mockengine.wire.requests import LoraRequest
 from tests.engine import test_own_timing as own_timing
-from tests.engine import test_pooling as pooling
+from tests.engine import test_pooled_replies as pooled
 from tests.engine import test_sessions as sessions
 from tests.engine.test_batching import said_at
 from tests.engine.test_pausing import CLEAR, KEEP_CACHE, LONG_S, PAUSED
+from tests.support import pooling
 from tests.support.rig import Rig, request
 from tests.support.runners import ITL_S, RUNNERS, answer, call, is_answered, is_due, kind, play
 
@@ -235,8 +236,8 @@ def test_pooling_requests_meet_pauses_too(runner: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["abort", "wait"])
 def test_pause_is_not_complete_before_the_numbers_that_are_computed_are_said(mode: str) -> None:
-    rig = Rig(pooling.LONG)
-    rig.add(pooling.pooling("large", "token_embed", pooling.MANY))
+    rig = Rig(pooled.LONG)
+    rig.add(pooling.pooling("large", "token_embed", pooled.MANY))
     rig.step()
     assert rig.outputs("large") == []
     pause = call(rig, "pause_generation", mode, KEEP_CACHE)
