@@ -29,7 +29,12 @@ class Speakers:
         self._loose: dict[str, LooseRow] = {}
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._speaking or any(request_id in each for each in self._sets.values())
+        if request_id in self._speaking:
+            return True
+        for running_set in self._sets.values():  # noqa: SIM110 - asked of every request, and half as fast with any()
+            if request_id in running_set:
+                return True
+        return False
 
     def add(self, requests: Mapping[str, Request]) -> None:
         """Let requests speak from now on, by id."""

@@ -88,7 +88,7 @@ class Choices:
             params.eos_token_id,
             params.bad_words_token_ids,
             params.allowed_token_ids,
-            frozenset(item for item in bias.items() if abs(item[1]) >= _DECIDES),
+            frozenset([item for item in bias.items() if abs(item[1]) >= _DECIDES]) if bias else None,
         )
         choice = self._kept.get(restriction)
         if choice is None:

@@ -70,8 +70,12 @@ class ScoreForm:
 
 def wants_scores(params: SamplingParams) -> bool:
     """Tell whether a request asks for logprobs of any kind."""
-    asked = (params.logprobs, params.logprob_token_ids, params.prompt_logprobs, params.prompt_logprob_token_ids)
-    return any(each is not None for each in asked)
+    return (
+        params.logprobs is not None
+        or params.logprob_token_ids is not None
+        or params.prompt_logprobs is not None
+        or params.prompt_logprob_token_ids is not None
+    )
 
 
 class ReplyScores:

@@ -135,7 +135,7 @@ def read_request(payload: bytes, aux_frames: Sequence[bytes] = ()) -> EngineCore
     if "request_id" not in values:
         raise wrong("request_id", items[0], "a str")
     sampling = items[_SAMPLING_POSITION] if len(items) > _SAMPLING_POSITION else None
-    keys = frozenset(sampling) if isinstance(sampling, dict) else frozenset()
+    keys = sampling.keys() if isinstance(sampling, dict) else _NO_KEYS
     return EngineCoreRequest(items=len(items), sampling_keys=keys, **values)
 
 
@@ -282,4 +282,5 @@ _WIRE_DEFAULTS: Final[Mapping[str, object]] = {
     "resumable": False,
     "abort_immediately": False,
 }
+_NO_KEYS: Final[AbstractSet[str]] = frozenset()
 _OLD_LAYOUT: Final = tuple(entry for entry in _LAYOUT if entry[0] != "prompt_is_token_ids")
