@@ -5,12 +5,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Protocol
 from uuid import uuid4
 
 from mockengine.engine.config import BatchingConfig, ControlConfig, EngineConfig, KvTransferConfig, LoraConfig
 from mockengine.engine.drafts import SpeculationConfig, even_rates
 from mockengine.engine.mm_cache import MmCacheConfig
 from mockengine.engine.timing import TimingConfig, make_timing
+from mockengine.faults.injector import FaultListener, Injector, check_needs
+from mockengine.faults.rules import RulesError
+from mockengine.faults.source import read_rules
 from mockengine.fit.profile import ProfileError
 from mockengine.fit.profile import load as load_profile
 from mockengine.lengths import LengthError, OutputLength, read_histogram, read_output_length, read_reasoning_length
@@ -42,6 +46,10 @@ from mockengine.settings_types import USUAL_ACCEPTANCE_RATE, acceptance_rates, t
 from mockengine.wire.handshake import Init
 
 
+class SetupListener(ScriptListener, FaultListener, Protocol):
+    """Hears of what happens to what the settings name, while it runs."""
+
+
 class SetupError(Exception):
     """The settings name something that cannot be used; the text says what, why and what to do."""
 
@@ -55,6 +63,7 @@ class EngineSetup:
         timing: how long everything takes.
         replies: what is said.
         kv_engine_id: name under which other instances know this one.
+        injector: decides what goes wrong on purpose.
         profile_differences: what was otherwise where the timing profile was made, a sentence each.
 
     """
@@ -63,6 +72,7 @@ class EngineSetup:
     timing: TimingConfig
     replies: RepliesConfig
     kv_engine_id: str
+    injector: Injector
     profile_differences: Sequence[str] = ()
 
     def config(self, init: Init) -> EngineConfig:
@@ -89,10 +99,10 @@ class EngineSetup:
         )
 
 
-def set_up(settings: Settings, listener: ScriptListener | None = None) -> EngineSetup:
+def set_up(settings: Settings, listener: SetupListener | None = None) -> EngineSetup:
     """Read what the settings name, and draw once whatever is drawn; raises `SetupError`.
 
-    The listener hears of changes to a script.
+    The listener hears of changes to a script, and of what goes wrong on purpose.
     """
     timing, differences = _timing(settings)
     try:
@@ -100,7 +110,21 @@ def set_up(settings: Settings, listener: ScriptListener | None = None) -> Engine
     except (ValueError, ArithmeticError) as error:
         raise SetupError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
     kv_engine_id = settings.kv_engine_id or str(uuid4())
-    return EngineSetup(settings, timing, _replies(settings, listener), kv_engine_id, differences)
+    replies = _replies(settings, listener)
+    return EngineSetup(settings, timing, replies, kv_engine_id, _injector(settings, listener), differences)
+
+
+def _injector(settings: Settings, listener: FaultListener | None) -> Injector:
+    rules = []
+    if settings.faults is not None:
+        try:
+            rules = read_rules(settings.faults)
+            check_needs(
+                rules, has_tokenizer=settings.tokenizer is not None, has_load_model=settings.load_model != "off"
+            )
+        except RulesError as error:
+            raise SetupError(f"faults: {error}") from error
+    return Injector(rules, settings.seed, listener)
 
 
 def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConfig:

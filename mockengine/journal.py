@@ -103,6 +103,11 @@ class Journal:
             hint="the frontend may fail to decode what it is sent: set vllm_version to its release, or to auto",
         )
 
+    def fault_fired(self, rule: str, fault: str, engine: int | None, request_id: str | None) -> None:
+        """Log that something goes wrong on purpose."""
+        self.counts.faults[fault] += 1
+        self._log.warning(Event.FAULT_FIRED, rule=rule, fault=fault, engine=engine, request_id=request_id)
+
     # The loop.
 
     def turned(self, now: float) -> None:

@@ -50,6 +50,7 @@ class Event(StrEnum):
     PROFILE_DIFFERS = "profile differs"
     SCRIPT_RELOADED = "script reloaded"
     SCRIPT_REFUSED = "script refused"
+    FAULT_FIRED = "fault fired"
     REQUEST_STARTED = "request started"
     REQUEST_FINISHED = "request finished"
     REQUEST_REFUSED = "request refused"

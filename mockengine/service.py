@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of the process: start, join, serve, drain, leave; and join again when the frontend goes away."""
 
+import os
 import time
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, NoReturn
 from uuid import uuid4
 
 import zmq
@@ -20,6 +21,7 @@ from mockengine.publishers import Publishers
 from mockengine.settings import Settings
 from mockengine.state_file import Served, StateFile, StateFileError
 from mockengine.transport.abandoned import AbandonedFrontend
+from mockengine.transport.calamities import Calamities, CrashError
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
 from mockengine.transport.kv_publisher import KvEventsError, KvEventsPlan
 from mockengine.transport.loop import Ending, Loop
@@ -218,6 +220,7 @@ class _Service:
         ranks = self._make_ranks(session.init)
         self._watch.serving(session, ranks)
         poller = zmq.Poller()
+        calamities = Calamities(self._setup.injector, session, ranks, self._stop)
         presence = Presence(
             self._context,
             session,
@@ -234,18 +237,31 @@ class _Service:
             self._stop,
             poller,
             self._journal,
+            calamities,
             drain_s=settings.shutdown_timeout_s,
             clock=time.monotonic,
         )
         try:
             ending = loop.run()
+        except CrashError as crash:
+            self._crash(session, crash)
         finally:
+            calamities.close()
             # Its sockets would keep the context from ending.
             presence.close()
             self._watch.joining()
         if ending is Ending.FRONTEND_LOST:
             self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending
+
+    def _crash(self, session: Session, crash: CrashError) -> NoReturn:
+        """End the process as one ends that fails: nobody tidies up, and the frontend hears of it or does not."""
+        if crash.has_notice:
+            session.announce([ENGINE_CORE_DEAD])
+            session.flush(_LINGER_MS / 1_000, self._journal)
+        self._journal.left(crash.exit_code, "a fault has it crash")
+        logs.flush(_LOG_FLUSH_S)
+        os._exit(crash.exit_code)
 
     def _remember(self, init: Init) -> None:
         served = Served(tuple(self._ranks), self._settings.handshake_address, tuple(init.outputs))
@@ -307,7 +323,10 @@ class _Service:
         dialect = Dialect(None if release == "auto" else line_of_release(release))
         self._publishers.begin()
         return Ranks(
-            [EngineCore(rank, config, dialect, self._journal, self._publishers.sink(rank)) for rank in self._ranks]
+            [
+                EngineCore(rank, config, dialect, self._journal, self._publishers.sink(rank), self._setup.injector)
+                for rank in self._ranks
+            ]
         )
 
     def _describe(self, rank: int, init: Init) -> ReadyResponse:

@@ -32,6 +32,7 @@ from mockengine.settings_types import (
     OptionalName,
     OptionalPath,
     OptionalRates,
+    OptionalRules,
     OptionalTopic,
     OutputLength,
     ReasoningLength,
@@ -436,6 +437,13 @@ class Settings(BaseSettings):
         description=(
             "Which reply of reply_dataset a request gets: prompt is the one to its prompt, if there is any, in_order "
             "one after the other, from the beginning again after the last."
+        ),
+    )
+    faults: OptionalRules = Field(
+        default=None,
+        description=(
+            "What goes wrong on purpose: rules as JSON, or a file of them in YAML or JSON; docs/faults.md has all of "
+            "them."
         ),
     )
     output_length: OutputLength = Field(

@@ -203,6 +203,16 @@ def _check_path(value: str | None) -> str | None:
     return value
 
 
+def _rules_as_text(value: object) -> object:
+    """Let rules stand in a file of settings as they are."""
+    return json.dumps(value) if isinstance(value, list) else value
+
+
+def _check_rules(value: str | None) -> str | None:
+    is_json = value is not None and value.lstrip()[:1] in ("[", "{")
+    return value if is_json else _check_path(value)
+
+
 Seconds = Annotated[float, Unit("seconds"), Field(ge=0, le=86_400)]
 Milliseconds = Annotated[
     float,
@@ -235,6 +245,12 @@ OptionalPath = Annotated[
     str | None,
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
+]
+OptionalRules = Annotated[
+    str | None,
+    Allowed(f"JSON of a list of rules, or path of a file of them, of at most {_MAX_PATH_BYTES} bytes"),
+    BeforeValidator(_rules_as_text),
+    AfterValidator(_check_rules),
 ]
 FormName = Annotated[
     str,

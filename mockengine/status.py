@@ -99,6 +99,7 @@ class Counts:
         dropped: messages that could not be read, by category.
         stalls: how often each client made its requests wait because it did not read, by index.
         lateness: of steps.
+        faults: that have struck on purpose, by name.
 
     """
 
@@ -111,3 +112,4 @@ class Counts:
     dropped: Counter[str] = field(default_factory=Counter)
     stalls: Counter[int] = field(default_factory=Counter)
     lateness: Lateness = field(default_factory=Lateness)
+    faults: Counter[str] = field(default_factory=Counter)

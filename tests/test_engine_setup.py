@@ -113,6 +113,9 @@ def test_whoever_sets_up_hears_of_changes_to_the_script(tmp_path: Path) -> None:
         def script_refused(self, file: str, problems: Sequence[str]) -> None:
             heard.append((file, list(problems)))
 
+        def fault_fired(self, *_: object) -> None:
+            raise AssertionError("there are no faults")
+
     script = tmp_path / "rules.yaml"
     script.write_text("[]")
     _, scripted = set_up(Settings(reply_script=str(script)), Listener()).replies.wishes

@@ -14,9 +14,9 @@ PACKAGE = ROOT / "mockengine"
 MAY_IMPORT = {
     "wire": set[str](),
     "replies": {"wire"},
-    "faults": {"wire"},
+    "faults": {"wire", "replies"},
     "engine": {"wire", "replies", "faults"},
-    "transport": {"wire", "engine"},
+    "transport": {"wire", "engine", "faults"},
     "settings_types": {"durations", "lengths"},
     "settings_rules": {"settings_types"},
     "durations": set[str](),
@@ -35,7 +35,10 @@ MAY_IMPORT = {
     "fit": {"engine"},
     "publishers": {"transport", "wire"},
     "regex_limit": set(),
-    "engine_setup": {"settings", "settings_types", "lengths", "fit", "regex_limit", "engine", "replies", "wire"},
+    "engine_setup": {
+        *("settings", "settings_types", "lengths", "fit", "regex_limit"),
+        *("engine", "replies", "faults", "wire"),
+    },
     "service": {
         *("settings", "engine_setup", "logs", "journal", "watch", "state_file", "publishers"),
         *("wire", "engine", "transport", "admin", ""),

@@ -41,6 +41,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
     "admin_host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "localhost"]),  # noqa: S104
     "state_file": st.sampled_from(["/var/lib/mockengine/state.json", "state", "a folder/state", "é"]),
     "tokenizer": st.sampled_from(["/models/mock", "tokenizer.json", "a folder/tokenizer.json"]),
+    "faults": st.sampled_from(["/etc/mockengine/faults.yaml", '[{"what": "hang"}]']),
     "reply_script": st.sampled_from(["/etc/mockengine/replies.yaml", "rules.jsonl", "a folder/é"]),
     "reply_dataset": st.sampled_from(["/data/ShareGPT_V3.json", "replies.jsonl"]),
     "parallel_config_hash": st.text("0123456789abcdef", min_size=64, max_size=64),

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
+from mockengine.durations import duration_ms
 from mockengine.settings import Settings
 from mockengine.settings_types import BLOCK_SIZES, TASKS
 
@@ -65,6 +66,7 @@ _CHECKED_BY_CODE: Final[dict[str, dict[str, Any]]] = {
     "reasoning_form": {"pattern": "^.{0,500}[^/]$"},
     "tool_call_form": {"pattern": "^.{0,500}[^/]$"},
     "supported_tasks": {"pattern": _TASK_LIST},
+    "faults": {"pattern": r"^(\s*[\[{].*|.{0,500}[^/])$"},
     "reply_script": {"pattern": "^.{0,500}[^/]$"},
     "reply_dataset": {"pattern": "^.{0,500}[^/]$"},
     "timing_profile": {"pattern": "^.{0,500}[^/]$"},
@@ -92,7 +94,8 @@ def text() -> str:
 
 
 def _in_helm(name: str, described: dict[str, Any]) -> dict[str, Any]:
-    is_duration = any(isinstance(fact, BeforeValidator) for fact in Settings.model_fields[name].metadata)
+    facts = Settings.model_fields[name].metadata
+    is_duration = any(isinstance(fact, BeforeValidator) and fact.func is duration_ms for fact in facts)
     checked = _checked_by_code(name)
     if "anyOf" in checked:
         described = {key: value for key, value in described.items() if key != "type"}

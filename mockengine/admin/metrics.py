@@ -62,6 +62,7 @@ def _of_counts(counts: Counts) -> Iterator[Metric]:
     yield _counters("messages_dropped", "Messages that could not be read, by what is wrong.", "reason", counts.dropped)
     stalls = {str(client): count for client, count in sorted(dict(counts.stalls).items())}
     yield _counters("client_stalls", "Times that requests waited for a client that does not read.", "client", stalls)
+    yield _counters("faults", "Faults that have struck on purpose, by name.", "fault", dict(counts.faults))
     yield _lateness(counts.lateness)
 
 

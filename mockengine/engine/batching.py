@@ -172,7 +172,7 @@ class BatchRunner(ScheduledRunner):
         spoken = self._requests.say(result)
         spoken.is_reported = True
         if self._own.members:
-            self._own.said(result, ended.ends_at, self._held)
+            self._own.said(result, ended.ends_at, ended.duration_s, self._held)
         self._requests.begin_transfers(None, result, now)
         self._requests.publish()
         self._end_transfers(now)
@@ -204,6 +204,11 @@ class BatchRunner(ScheduledRunner):
     def pause(self, state: PauseState, now: float) -> None:
         """Stop the admission of requests, or everything, or nothing."""
         super().pause(state, now)
+        self._note_change()
+
+    def occupy_kv_cache(self, share: float) -> None:
+        """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""
+        super().occupy_kv_cache(share)
         self._note_change()
 
     def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:

@@ -14,6 +14,7 @@ from mockengine.engine.calls import Calls
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import FAULT_TOLERANCE, SHUTTING_DOWN
 from mockengine.engine.dialect import Dialect
+from mockengine.engine.faulty import RankFaults
 from mockengine.engine.observer import Observer
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.parts import make_parts
@@ -26,6 +27,7 @@ from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.scheduler import PauseState
 from mockengine.engine.sessions import Outcome, Sessions, Turn
 from mockengine.engine.waves import Wave
+from mockengine.faults.injector import Injector
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
@@ -48,6 +50,7 @@ class EngineCore:
     Attributes:
         rank: its index.
         wave: where it is in the waves of a mixture of experts.
+        faults: what goes wrong on it.
 
     """
 
@@ -58,6 +61,7 @@ class EngineCore:
         dialect: Dialect,
         observer: Observer,
         kv_event_sink: KvEventSink | None = None,
+        injector: Injector | None = None,
     ) -> None:
         """Begin with nothing to do.
 
@@ -67,10 +71,12 @@ class EngineCore:
             dialect: of the frontend, which all ranks share.
             observer: hears of requests and messages.
             kv_event_sink: hears of what happens to blocks of the KV cache, where there is one.
+            injector: decides what goes wrong, which all ranks share; None is nothing.
 
         """
         self.rank = rank
         self.wave = Wave()
+        self.faults = RankFaults(rank, injector or Injector((), config.replies.seed), dialect)
         self._config = config
         self._dialect = dialect
         self._observer = observer
@@ -80,7 +86,9 @@ class EngineCore:
         self._weights = parts.weights
         self._sessions = Sessions(self._runner, self._begin_turn)
         self._pooled = PooledReplies()
-        self._reception = Reception(rank, config, observer, parts.adapters, parts.mm_cache, self._is_in_flight)
+        self._reception = Reception(
+            rank, config, observer, parts.adapters, parts.mm_cache, self._is_in_flight, self.faults
+        )
         self._calls = Calls(parts.control, self._reply, self._is_idle)
         self._outgoing = Outgoing(rank, dialect, self._weights.version)
         self._was_paused = False
@@ -92,6 +100,9 @@ class EngineCore:
 
     def receive(self, message: Message, client: int, now: float) -> list[Outbound]:
         """Take one message that arrived on the socket of `client` (or `COORDINATOR`); return what is to be sent."""
+        return self.faults.edited(self._receive(message, client, now))
+
+    def _receive(self, message: Message, client: int, now: float) -> list[Outbound]:
         if client == COORDINATOR and isinstance(message, Add | Abort | UtilityCall):
             reason = "only START_DP_WAVE comes from a coordinator"
             return self._unreadable(Unreadable(reason, type(message).__name__, (), flaw=Flaw.MISDIRECTED), client, now)
@@ -146,7 +157,8 @@ class EngineCore:
         while self._inbox:
             outbound += self._empty_inbox(now)
             outbound += self._calls.give_up(SHUTTING_DOWN, now)
-        return [*outbound, *self._end([*self._runner.take_all(), *self._pooled.take_all()], now)]
+        outbound += self._end([*self._runner.take_all(), *self._pooled.take_all()], now)
+        return self.faults.edited(outbound)
 
     def _abort_running(self, now: float) -> list[Outbound]:
         return self._end([*self._runner.abort_all(), *self._pooled.take_all()], now)
@@ -236,6 +248,9 @@ class EngineCore:
             is left to do, every client that heard of load hears that it is gone.
 
         """
+        return self.faults.edited(self._step(now, blocked, most_steps))
+
+    def _step(self, now: float, blocked: AbstractSet[int], most_steps: int) -> list[Outbound]:
         if self._is_busy:
             return self._go_on_after_call(now)
         outbound = self._load_for_coordinator(now)
@@ -280,10 +295,16 @@ class EngineCore:
         due = self._runner.due(now, blocked)
         return due is not None and due <= now
 
+    def occupy_kv_cache(self, share: float) -> None:
+        """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""
+        self._runner.occupy_kv_cache(share)
+
     def end_wave(self, now: float) -> list[Outbound]:
         """End the wave, every rank being idle; rank 0 tells the coordinator."""
         ended = self.wave.complete()
-        return [self._outgoing.encode(COORDINATOR, WaveComplete(self.rank, now, ended))] if self.rank == 0 else []
+        if self.rank:
+            return []
+        return self.faults.edited([self._outgoing.encode(COORDINATOR, WaveComplete(self.rank, now, ended))])
 
     # Requests.
 
@@ -339,6 +360,7 @@ class EngineCore:
         return [self._final_outputs(client, [self._reception.refuse(request, client, error)], now)]
 
     def _abort(self, request_ids: tuple[str, ...], now: float) -> list[Outbound]:
+        self.faults.forget(request_ids)
         for request_id in request_ids:
             request = self._runner.take(request_id) or self._pooled.take(request_id)
             first = self._sessions.forget(request_id)
@@ -383,6 +405,7 @@ class EngineCore:
         self._dialect.learn_from_call(call.method)
         if self._reception.is_closed:
             return [self._reply(call, arrived_from, None, SHUTTING_DOWN, now)]
+        self.faults.strike_call(call, now)
         return self._calls.begin(call, arrived_from, now)
 
     def _go_on_with_calls(self, now: float) -> list[Outbound]:

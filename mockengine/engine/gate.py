@@ -171,6 +171,9 @@ class Gate:
             self.stand_still(now - self._frozen_at)
         self._let_in(now)
 
+    def occupy_kv_cache(self, share: float) -> None:
+        """Do nothing: there is no cache."""
+
     # What is reported.
 
     def load(self) -> SchedulerStats:

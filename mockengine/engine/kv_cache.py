@@ -59,6 +59,8 @@ class KVCache:
         self._twins: dict[int, OrderedDict[Block, None]] = {}
         self._events: list[KVCacheEvent] | None = [] if enable_kv_cache_events else None
         self._stats = _NO_STATS
+        # Blocks that a fault has taken.
+        self._occupied = DetachedBlocks([], 0)
 
     @property
     def num_usable_blocks(self) -> int:
@@ -194,6 +196,14 @@ class KVCache:
         sequence.named_blocks = []
         sequence.num_blocks = 0
         return blocks
+
+    def occupy(self, share: float) -> None:
+        """Have that share of all blocks held by nobody, as far as they are free; 0 frees them again."""
+        self.free(self._occupied)
+        count = min(round(share * self.num_usable_blocks), self.num_free_blocks)
+        self._take_names(max(0, count - self._num_nameless_free))
+        self._num_nameless_free -= count
+        self._occupied.num_blocks = count
 
     def reset(self) -> bool:
         """Forget all names; possible only while no sequence holds a block."""

@@ -169,6 +169,11 @@ class MomentRunner(ScheduledRunner):
         stats = super().take_stats()
         return stats if self._is_limited else replace(stats, kv_cache_usage=0.0)
 
+    def occupy_kv_cache(self, share: float) -> None:
+        """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""
+        super().occupy_kv_cache(share)
+        self._has_news = True
+
     def reset_prefix_cache(self, now: float, *, reset_running: bool, reset_connector: bool = False) -> bool:
         """Forget what is cached; tell whether that was possible; without limits nothing is."""
         self._has_news = True

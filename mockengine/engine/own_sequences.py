@@ -39,6 +39,8 @@ class OwnSequences:
         # When those may go on who stay where they are.
         self._agenda: Agenda[TokenSequence] = Agenda()
         self._staying: set[TokenSequence] = set()
+        # What the last step took: so long an output takes that has no moment of its own.
+        self._step_s = 0.0
 
     def add(self, sequence: TokenSequence, request: Request) -> None:
         """Take in a sequence, if its request has moments of its own."""
@@ -94,8 +96,9 @@ class OwnSequences:
             if sequence in self.members:
                 self._look_after(step, index, self.members[sequence].moments, now)
 
-    def said(self, result: StepResult, ended_at: float, held: AbstractSet[int]) -> None:
+    def said(self, result: StepResult, ended_at: float, step_s: float, held: AbstractSet[int]) -> None:
         """Take note of what a step has brought; those go on as usual that have no moment of their own any more."""
+        self._step_s = step_s
         for sequence in result.sequences:
             member = self.members.get(sequence)
             if member is None:
@@ -109,10 +112,10 @@ class OwnSequences:
                 self.forget(sequence)
                 member.request.moments = None
             elif moments.due is None:
-                moments.begin(ended_at, 0.0)
+                moments.begin(ended_at - self._step_s, 0.0)
                 self._let_go(sequence, held)
                 if sequence.status is Status.RUNNING:
-                    self._stay(sequence, moments.advance(0.0))
+                    self._stay(sequence, moments.advance(self._step_s))
 
     def release(self, now: float, held: AbstractSet[int]) -> bool:
         """Let those go on whose moment has come; tell whether there are any."""
@@ -133,7 +136,7 @@ class OwnSequences:
             # The rest of a prompt that is computed in chunks.
             step.leave_a_token(index)
         elif is_sampled:
-            moments.advance(0.0)
+            moments.advance(self._step_s)
         is_complete = sequence.num_computed_tokens >= sequence.num_tokens - 1
         if moments.due > now and is_complete:
             self._stay(sequence, moments.due)

@@ -19,13 +19,15 @@ class Moments:
 
     """
 
-    __slots__ = ("_itl_s", "_outputs", "_stalls_after", "_ttft_s", "due", "waits_first")
+    __slots__ = ("_itl_s", "_outputs", "_stall_s", "_stalls_after", "_stretch", "_ttft_s", "due", "waits_first")
 
     def __init__(self, timing: OwnTiming) -> None:
         """Begin with nothing said."""
         self._itl_s = timing.itl_s
+        self._stretch = 1.0 if timing.stretch is None else timing.stretch
         self._stalls_after = inf if timing.stalls_after is None else timing.stalls_after
-        self._ttft_s = timing.ttft_s if self._stalls_after else inf
+        self._stall_s = inf if timing.stall_s is None else timing.stall_s
+        self._ttft_s = timing.ttft_s if self._stalls_after else self._stall_s
         self.waits_first = self._ttft_s is not None
         self._outputs = 0
         self.due: float | None = None
@@ -33,7 +35,8 @@ class Moments:
     @property
     def are_over(self) -> bool:
         """Whether all that it still says comes as it would without."""
-        return self._outputs > 0 and self._itl_s is None and self._stalls_after == inf
+        has_stalled = self._stalls_after == inf or self._outputs > self._stalls_after
+        return self._outputs > 0 and self._itl_s is None and self._stretch == 1.0 and has_stalled
 
     def begin(self, now: float, usual_s: float, outputs: int | None = None) -> float:
         """Return when the next output is due of a request that is scheduled now, be it again after a preemption.
@@ -44,6 +47,7 @@ class Moments:
             outputs: that have been said; None is all that were counted.
 
         """
+        usual_s *= self._stretch
         if self.due is None:
             self.due = now + (usual_s if self._ttft_s is None else self._ttft_s)
             return self.due
@@ -66,10 +70,9 @@ class Moments:
         if self.due is None:
             raise ValueError("an output was said of a request that has not been scheduled")
         self._outputs += 1
-        if self._outputs >= self._stalls_after:
-            self.due = inf
-        else:
-            self.due += usual_s if self._itl_s is None else self._itl_s
+        self.due += self._stretch * usual_s if self._itl_s is None else self._itl_s
+        if self._outputs == self._stalls_after:
+            self.due += self._stall_s
         return self.due
 
 

@@ -109,6 +109,9 @@ class PooledReplies:
 
 def _go_on(unsaid: _Unsaid) -> EngineCoreOutput | None:
     """Compute a part of a reply; return the output once it is complete, or cannot be."""
+    if unsaid.output.finish_reason is not FinishReason.STOP:
+        unsaid.pooling.give_up()
+        return replace(unsaid.output, pooling_output=EMPTY_POOLING_OUTPUT)
     try:
         tensor = unsaid.pooling.go_on()
     except ReplyError as error:

@@ -13,6 +13,16 @@ class Ranks:
 
     def __init__(self, engines: Sequence[EngineCore]) -> None:
         self.engines = tuple(engines)
+        # Ranks that do not step, by a fault.
+        self._frozen: set[int] = set()
+
+    def freeze(self, rank: int) -> None:
+        """Let a rank step no more, until it is thawed."""
+        self._frozen.add(rank)
+
+    def thaw(self, rank: int) -> None:
+        """Let a rank step again."""
+        self._frozen.discard(rank)
 
     @property
     def num_requests(self) -> int:
@@ -23,6 +33,12 @@ class Ranks:
     def can_go_on(self) -> bool:
         """Whether any rank has work that will be done, other than by ending a pause."""
         return any(engine.can_go_on for engine in self.engines)
+
+    @property
+    def _going(self) -> Sequence[EngineCore]:
+        if not self._frozen:
+            return self.engines
+        return [engine for engine in self.engines if engine.rank not in self._frozen]
 
     @property
     def _wave_is_over(self) -> bool:
@@ -37,7 +53,7 @@ class Ranks:
         if self._wave_is_over:
             return now
         earliest: float | None = None
-        for engine in self.engines:
+        for engine in self._going:
             deadline = engine.next_deadline(now, blocked)
             if deadline is not None and (earliest is None or deadline < earliest):
                 earliest = deadline
@@ -53,7 +69,7 @@ class Ranks:
 
         """
         outbound: list[Outbound] = []
-        for engine in self.engines:
+        for engine in self._going:
             deadline = engine.next_deadline(now, blocked)
             if deadline is not None and deadline <= now:
                 outbound += engine.step(now, blocked, most_steps)

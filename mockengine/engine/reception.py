@@ -10,6 +10,7 @@ from dataclasses import replace
 from mockengine.engine.adapters import Adapters
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import SHUTTING_DOWN
+from mockengine.engine.faulty import RankFaults
 from mockengine.engine.kv_transfer import KvTransfer, has_kv_transfer_params, read_kv_transfer
 from mockengine.engine.mm_cache import MmCache
 from mockengine.engine.observer import Observer
@@ -38,6 +39,7 @@ class Reception:
         adapters: Adapters | None,
         mm_cache: MmCache,
         is_in_flight: Callable[[str], bool],
+        faults: RankFaults,
     ) -> None:
         """Begin open.
 
@@ -48,6 +50,7 @@ class Reception:
             adapters: which it has, where there may be any.
             mm_cache: data of multimodal items that it is said to have.
             is_in_flight: tells whether there is a request of an id.
+            faults: what goes wrong with requests.
 
         """
         self.is_closed = False
@@ -57,6 +60,7 @@ class Reception:
         self._adapters = adapters
         self._mm_cache = mm_cache
         self._is_in_flight = is_in_flight
+        self._faults = faults
         self._planner = Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
 
     def refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
@@ -105,8 +109,10 @@ class Reception:
             is_first_turn: whether no turn of its session, if it has one, has been served.
 
         """
+        self._faults.now = now
         try:
-            plan = self._planner.plan(request)
+            # A rule may be named that does not exist, so it is not enough to ask where there are any.
+            plan = self._planner.plan(request, self._faults.strike_request)
         except ReplyError as error:
             return invalid(str(error))
         params = request.sampling_params or SamplingParams()

@@ -103,6 +103,9 @@ class Runner(Protocol):
     def stand_still(self, seconds: float) -> None:
         """Let what is due at moments of its own be due so much later."""
 
+    def occupy_kv_cache(self, share: float) -> None:
+        """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it. None has none to hold."""
+
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""
 
@@ -222,6 +225,9 @@ class FreeRunner:
     def stand_still(self, seconds: float) -> None:
         """Let those be later by that who have moments of their own; steps that were missed are left out anyway."""
         self._own.stand_still(seconds)
+
+    def occupy_kv_cache(self, share: float) -> None:
+        """Do nothing: there is no cache."""
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""

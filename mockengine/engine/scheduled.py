@@ -308,6 +308,10 @@ class ScheduledRunner:
     def stand_still(self, seconds: float) -> None:
         """Do nothing: a step under way ends in its time, and the next one begins when it can."""
 
+    def occupy_kv_cache(self, share: float) -> None:
+        """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""
+        self._requests.cache.occupy(share)
+
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait, and how full the cache is."""
         return self._requests.load()

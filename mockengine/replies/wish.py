@@ -34,12 +34,16 @@ class OwnTiming:
         ttft_s: time from when it is scheduled to its first output, in seconds; infinite is never.
         itl_s: time from one output to the next, likewise.
         stalls_after: outputs after which nothing more is said; None is not to stall.
+        stall_s: for how long; None is for ever.
+        stretch: times as long everything takes that has no time of its own.
 
     """
 
     ttft_s: float | None = None
     itl_s: float | None = None
     stalls_after: int | None = None
+    stall_s: float | None = None
+    stretch: float | None = None
 
     def over(self, other: "OwnTiming") -> "OwnTiming":
         """Return this timing, with what it leaves open as the other has it."""
@@ -61,6 +65,7 @@ class Wish:
         error: with finish reason ERROR, what the client is told.
         timing: when it is said.
         cached_tokens: tokens of the prompt that are said to have come out of the cache.
+        rule: name of the rule of faults that strikes it.
 
     """
 
@@ -74,6 +79,7 @@ class Wish:
     error: RequestError | None = None
     timing: OwnTiming | None = None
     cached_tokens: int | None = None
+    rule: str | None = None
 
     @property
     def says_something(self) -> bool:
@@ -114,5 +120,17 @@ class WishSource(Protocol):
 
         Raises:
             ReplyError: the request asks for what cannot be given.
+
+        """
+
+
+class FaultSource(Protocol):
+    """Whoever knows what goes wrong with requests."""
+
+    def __call__(self, asked: Asked, named: str | None) -> Wish | None:
+        """Return what becomes of a request, perhaps by the rule that its client names; None is nothing.
+
+        Raises:
+            ReplyError: there is no rule of that name.
 
         """

@@ -135,6 +135,11 @@ class Connection:
             self._owed = self._owed[self.write([self._owed]) :]
         return not self._owed
 
+    def interrupt(self, until: float) -> None:
+        """End it, and connect again when it is time, as the engine does after a loss."""
+        self._drop()
+        self.deadline = until
+
     def close(self) -> None:
         """End it for good; what the kernel has goes on leaving."""
         if self._socket is not None:

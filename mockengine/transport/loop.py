@@ -16,6 +16,7 @@ import zmq
 
 from mockengine.engine.outgoing import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
+from mockengine.transport.calamities import Calamities
 from mockengine.transport.outbox import Outbox
 from mockengine.transport.presence import Presence
 from mockengine.transport.session import Input, Session
@@ -64,7 +65,7 @@ class LoopReporter(Protocol):
 class Loop:
     """Runs the ranks of this process for one frontend."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whatever takes turns comes together here
         self,
         session: Session,
         ranks: Ranks,
@@ -72,6 +73,7 @@ class Loop:
         stop: StopSignal,
         poller: zmq.Poller,
         reporter: LoopReporter,
+        calamities: Calamities,
         *,
         drain_s: float,
         clock: Callable[[], float],
@@ -85,6 +87,7 @@ class Loop:
             stop: the wish to stop.
             poller: what the loop sleeps in; `presence` has its sockets there already.
             reporter: hears of every turn and of the end.
+            calamities: what happens to the engine as a whole on purpose.
             drain_s: how long requests may go on after a signal; 0 aborts them at once.
             clock: monotonic, in seconds.
 
@@ -94,6 +97,7 @@ class Loop:
         self._stop = stop
         self._poller = poller
         self._reporter = reporter
+        self._calamities = calamities
         self._drain_s = drain_s
         self._clock = clock
         self._inputs = session.inputs
@@ -113,6 +117,7 @@ class Loop:
         poller.register(stop.fileno(), zmq.POLLIN)
         for outbox in self._outboxes.values():
             outbox.watch(poller)
+        calamities.begin(poller, self._clock())
 
     def run(self) -> Ending:
         """Serve until a signal has been obeyed or the frontend is gone."""
@@ -129,6 +134,7 @@ class Loop:
             if self._presence.loss is not None:
                 return Ending.FRONTEND_LOST
             self._take_in(readable)
+            self._calamities.turn(self._clock())
             self._step_while_due()
 
     # In.
@@ -225,6 +231,7 @@ class Loop:
         moments = (
             self._due,
             self._presence.next_deadline(),
+            self._calamities.next_deadline(now),
             self._leave_by,
             *[outbox.deadline for outbox in self._outboxes.values()],
         )

@@ -106,6 +106,11 @@ class Outbox:
             self._flush()
         self._note_interest()
 
+    def interrupt(self, until: float) -> None:
+        """Break the connection, and connect again at that time; messages wait here meanwhile."""
+        self._connection.interrupt(until)
+        self._note_interest()
+
     def close(self) -> None:
         """Drop what waits here; what the kernel has already goes on leaving."""
         self._connection.close()

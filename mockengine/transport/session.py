@@ -35,12 +35,16 @@ class Input:
         rank: position of the rank among those of this process.
         client: index of the API server at the other end; None is the coordinator.
         socket: a DEALER, or an XSUB towards the coordinator.
+        address: that it is connected to.
+        introduction: what it says first on every connection.
 
     """
 
     rank: int
     client: int | None
     socket: Socket
+    address: str
+    introduction: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,7 @@ class Session:
         identity = engine_identity(rank)
         for client, address in enumerate(self.init.inputs):
             socket = make_socket(self._context, zmq.DEALER, address, identity)
-            self.inputs.append(Input(position, client, socket))
+            self.inputs.append(Input(position, client, socket, address, ready_response))
             if position == 0:
                 self.monitors.append(PeerMonitor(socket))
             socket.connect(address)
@@ -134,7 +138,7 @@ class Session:
         if self.init.coordinator_input is None:
             return None
         socket = make_socket(self._context, zmq.XSUB, self.init.coordinator_input, identity)
-        self.inputs.append(Input(position, None, socket))
+        self.inputs.append(Input(position, None, socket, self.init.coordinator_input, COORDINATOR_SUBSCRIBE))
         socket.connect(self.init.coordinator_input)
         socket.send(COORDINATOR_SUBSCRIBE)
         return socket
@@ -165,6 +169,20 @@ class Session:
     def was_lost(self) -> bool:
         """Whether a client that was there has gone, for a while or for good."""
         return any(monitor.was_lost for monitor in self.monitors)
+
+    def disconnect(self, until: float) -> None:
+        """Break every connection; ways out connect again at that time, and ways in when `reconnect` is called."""
+        for entry in self.inputs:
+            entry.socket.disconnect(entry.address)
+        for outbox in self.outboxes:
+            outbox.interrupt(until)
+
+    def reconnect(self) -> None:
+        """Connect the ways in again, and introduce the ranks as at first."""
+        for entry in self.inputs:
+            if not entry.socket.closed:
+                entry.socket.connect(entry.address)
+                entry.socket.send(entry.introduction)
 
     def announce(self, frames: Sequence[bytes]) -> None:
         """Send one message to every client."""

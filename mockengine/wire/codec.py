@@ -87,6 +87,11 @@ def unpack(data: bytes) -> Any:
         raise _not_msgpack(error) from error
 
 
+def unpack_plainly(data: bytes) -> Any:
+    """Decode what `pack` has made such that `pack` makes the same of it again: extensions stay as they are."""
+    return msgpack.unpackb(data, raw=False, strict_map_key=False)
+
+
 def leading_items(data: bytes, count: int) -> list[Any]:
     """Read up to `count` leading items of a msgpack array of which the rest may be broken.
 

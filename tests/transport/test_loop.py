@@ -11,6 +11,7 @@ import zmq
 from mockengine.engine.outgoing import Outbound
 from mockengine.engine.ranks import Ranks
 from mockengine.journal import Journal
+from mockengine.transport.calamities import Calamities
 from mockengine.transport.loop import Ending, Loop
 from mockengine.transport.presence import Presence
 from mockengine.transport.session import Session
@@ -67,8 +68,13 @@ class _NothingThere:
     def look(self, _readable: dict[Any, int], _now: float) -> None:
         pass
 
-    def next_deadline(self) -> float | None:
+    def next_deadline(self, *_: float) -> float | None:
         return None
+
+    def begin(self, *_: object) -> None:
+        pass
+
+    turn = begin
 
 
 class _Log:
@@ -91,6 +97,7 @@ def _run_ranks(ranks: _Ranks, stop: StopSignal, tick_s: float) -> Journal:
         stop,
         zmq.Poller(),
         journal,
+        cast("Calamities", nothing),
         drain_s=0,
         clock=_Clock(tick_s),
     )
