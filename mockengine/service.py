@@ -16,6 +16,7 @@ from mockengine.engine.core import EngineCore
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.ranks import Ranks
 from mockengine.engine_setup import EngineSetup, SetupError, set_up
+from mockengine.faults.of_joining import SpoiledJoin
 from mockengine.journal import Journal
 from mockengine.publishers import Publishers
 from mockengine.settings import Settings
@@ -197,6 +198,7 @@ class _Service:
             limit_bytes=settings.most_bytes_ahead,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
             abandoned=abandoned,
+            spoil=lambda: SpoiledJoin(self._setup.injector.on_join()),
         )
         try:
             session = join(self._context, plan, self._stop, self._journal, time.monotonic)

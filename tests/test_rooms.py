@@ -41,7 +41,7 @@ MAY_IMPORT = {
     },
     "service": {
         *("settings", "engine_setup", "logs", "journal", "watch", "state_file", "publishers"),
-        *("wire", "engine", "transport", "admin", ""),
+        *("wire", "engine", "faults", "transport", "admin", ""),
     },
     "cli": {"settings", "settings_sources", "service", "smoke", "fit", "health", ""},
     "__main__": {"cli"},

@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 
 import zmq
 
+from mockengine.faults.of_joining import SpoiledJoin
 from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.connection import AddressError
 from mockengine.transport.session import Handshake, Session
@@ -59,6 +60,7 @@ class JoinPlan:
         limit_bytes: what may wait for a client that does not read.
         farewell: message to every client when joining fails after some ranks have joined, if any.
         abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
+        spoil: asked, when a frontend has answered, what is to go wrong from there on.
 
     """
 
@@ -73,6 +75,7 @@ class JoinPlan:
     limit_bytes: int
     farewell: Sequence[bytes] | None
     abandoned: AbandonedFrontend | None = None
+    spoil: Callable[[], SpoiledJoin] = SpoiledJoin
 
 
 class JoinReporter(Protocol):
@@ -162,6 +165,7 @@ class _Attempt:
         self._clock = clock
         self._started = started
         self._session: Session | None = None
+        self._spoiled: SpoiledJoin | None = None
         self._abandoned_events = plan.abandoned.events if plan.abandoned is not None else []
         self._ranks = [self._greet(rank) for rank in plan.ranks]
 
@@ -252,15 +256,19 @@ class _Attempt:
         except (WireError, AddressError, zmq.ZMQError) as error:
             self._refuse_init(part.rank, frames[0], error)
             return
+        if self._spoiled is None:
+            self._spoiled = self._plan.spoil()
+        if self._spoiled.repeats_hello:
+            part.handshake.send(EngineStatus("HELLO").to_wire())
         part.init = frames[0]
         part.state = _State.STARTING
-        part.started_at = self._clock() + self._plan.startup_s
+        part.started_at = self._clock() + self._plan.startup_s + self._spoiled.delay_s
 
     def _introduce(self, position: int, part: _Rank, poller: zmq.Poller) -> None:
         """Have a rank that has started tell what it is, and that it is ready if nobody has to allow it."""
         try:
             init = read_init(part.init)
-            ready_response = self._plan.describe(part.rank, init).to_wire()
+            ready_response = self._as_spoiled.introduction(self._plan.describe(part.rank, init).to_wire())
             part.coordinator = self._session_of(init).add_rank(position, part.rank, ready_response)
         except (WireError, AddressError, zmq.ZMQError) as error:
             part.state = _State.AWAITS_INIT
@@ -294,8 +302,12 @@ class _Attempt:
         session = self._session
         stats_address = session.init.frontend_stats_publish_address if session is not None else None
         extra = {**self._plan.ready_extra, "dp_stats_address": stats_address}
-        part.handshake.send(EngineStatus("READY", extra=extra).to_wire())
+        part.handshake.send(self._as_spoiled.ready(EngineStatus("READY", extra=extra)).to_wire())
         part.state = _State.JOINED
+
+    @property
+    def _as_spoiled(self) -> SpoiledJoin:
+        return self._spoiled or SpoiledJoin()
 
     def _hand_over(self) -> Session | None:
         session = self._session
@@ -400,7 +412,7 @@ class _Attempt:
     @property
     def _give_up_at(self) -> float:
         """When trying has taken too long, apart from a start that has begun."""
-        startup_s = 0.0 if self._session is None else self._plan.startup_s
+        startup_s = 0.0 if self._session is None else self._plan.startup_s + self._as_spoiled.delay_s
         return self._started + self._plan.timeout_s + startup_s
 
     def _check_timeout(self) -> None:

@@ -11,6 +11,9 @@ from mockengine.engine.dialect import Dialect
 from mockengine.engine.observer import Served
 from mockengine.engine.outgoing import COORDINATOR, Outbound
 from mockengine.engine.ranks import Ranks
+from mockengine.faults.injector import Injector
+from mockengine.faults.rules import rules_of
+from mockengine.replies.located import Located
 from mockengine.replies.planner import RepliesConfig
 from mockengine.wire.lines import Line
 from mockengine.wire.messages import Abort, Add, Message, Unreadable
@@ -60,7 +63,11 @@ class Watcher:
     dropped: list[Unreadable] = field(default_factory=list)
     transfers_ignored: list[tuple[str, str]] = field(default_factory=list)
     contradicted: list[tuple[str, int]] = field(default_factory=list)
+    faults: list[tuple[str, str, int | None, str | None]] = field(default_factory=list)
     tokens: int = 0
+
+    def fault_fired(self, rule: str, fault: str, engine: int | None, request_id: str | None) -> None:
+        self.faults.append((rule, fault, engine, request_id))
 
     def request_started(self, request: Served) -> None:
         self.started.append(request)
@@ -87,12 +94,22 @@ class Watcher:
 class Rig:
     """Some ranks, a clock that only the test moves, and what was heard."""
 
-    def __init__(self, config: EngineConfig = CONFIG, *, ranks: int = 1, line: Line | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig = CONFIG, *, ranks: int = 1, line: Line | None = None, faults: Sequence[object] = ()
+    ) -> None:
         self.now = 100.0
         self.watcher = Watcher()
         self.dialect = Dialect(line)
-        self.ranks = Ranks([EngineCore(rank, config, self.dialect, self.watcher) for rank in range(ranks)])
+        self.injector = Injector(rules_of(Located(list(faults))), config.replies.seed, self.watcher)
+        self.injector.begin(self.now)
+        self.ranks = Ranks(
+            [EngineCore(rank, config, self.dialect, self.watcher, injector=self.injector) for rank in range(ranks)]
+        )
         self.heard: list[tuple[int, Envelope]] = []
+        self.sent: list[list[bytes]] = []
+        """The frames of every message."""
+        self.decodes = True
+        """Whether what is sent is decoded, which what is wrong on purpose cannot be."""
         self.speaks: Line | None = None
         """The line to decode with; None is the one that the engine believes in."""
 
@@ -110,6 +127,14 @@ class Rig:
         """Step once, a millisecond later, whatever is due."""
         self.now += 0.001
         return self._hear(self.ranks.step(self.now, blocked))
+
+    def step_when_due(self) -> bool:
+        """Step at the very moment that is due; tell whether there is one."""
+        due = self.ranks.next_deadline(self.now, frozenset())
+        if due is not None:
+            self.now = max(self.now, due)
+            self._hear(self.ranks.step(self.now, frozenset()))
+        return due is not None
 
     def burst(self, blocked: frozenset[int], most_steps: int) -> int:
         """Step at once as often as can be, a millisecond later; return how often that was."""
@@ -150,6 +175,9 @@ class Rig:
         return self.to(COORDINATOR)
 
     def _hear(self, outbound: list[Outbound]) -> list[Envelope]:
+        self.sent += [[bytes(frame) for frame in frames] for message in outbound for frames in message.messages]
+        if not self.decodes:
+            return []
         heard = [
             (message.destination, read_envelope([bytes(frame) for frame in frames], self.speaks or self.dialect.line))
             for message in outbound
