@@ -23,7 +23,7 @@ ALONE := tests/admin tests/benchmarks tests/e2e tests/testing tests/transport \
 ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile $(addprefix --ignore=,$(ALONE))
 QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers"
 
-.PHONY: help demo test test-python-frontend test-failure-modes failure-modes test-manifests test-containers bench bench-check images lint format docs lock clean
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes faults test-manifests test-containers bench bench-check images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -50,6 +50,9 @@ test-failure-modes: $(TEST_VENV) ## end real frontends and their engines in ever
 
 failure-modes: $(TEST_VENV) ## do the same and write the tables of docs/failure-modes.md anew
 	$(BIN)/python -m tests.support.failure_modes
+
+faults: $(TEST_VENV) ## let all faults strike beside real frontends and write the tables of docs/faults.md anew
+	$(BIN)/python -m tests.support.fault_runs
 
 test-manifests: $(TEST_VENV) ## render what deploy/ has for Kubernetes and check it; Linux on x86_64 only
 	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."

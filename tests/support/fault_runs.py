@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
-from types import UnionType
 from typing import Any, Final, get_args
 
 import httpx
@@ -35,8 +34,10 @@ PYTHON: Final = f"Python {VLLM_VERSION}"
 FRONTENDS: Final = (*(f"Rust {version}" for version in RUST_VERSIONS), PYTHON)
 
 _DEV_MODE: Final = {"VLLM_SERVER_DEV_MODE": "1"}
-_AT_ONCE: Final = 4
-_MARK: Final = "strike"
+_OK: Final = "200"
+_PYTHON_JOINS_S: Final = 60.0
+# What comes first decides: a connection that is seen to be gone, or nothing at all.
+_EITHER: Final = {"`crash`, `notice: false`": ("500", "hangs")}
 _MOST_BODY: Final = 120
 # Such that a stream is still there at the end, and one that goes on is seen to.
 _ITL_MS: Final = 50
@@ -49,8 +50,7 @@ class Trial:
     Attributes:
         fault: its name.
         fields: what else it takes.
-        when: conditions, besides those of the request that it is let strike.
-        call: route and method of HTTP that call a utility, for faults of calls.
+        call: method and route of HTTP that call a utility, and the utility's method, for faults of calls.
         is_of_join: whether it strikes while the engine joins.
         flags: of the engine, besides.
         has_waves: whether the model is a mixture of experts, of two ranks.
@@ -59,8 +59,7 @@ class Trial:
 
     fault: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    when: Mapping[str, Any] = field(default_factory=dict)
-    call: tuple[str, str] | None = None
+    call: tuple[str, str, str] | None = None
     is_of_join: bool = False
     flags: Sequence[str] = ()
     has_waves: bool = False
@@ -71,16 +70,24 @@ class Trial:
         return ", ".join([f"`{self.fault}`", *(f"`{name}: {dumps(value)}`" for name, value in self.fields.items())])
 
     @property
-    def rules(self) -> str:
-        """Return the setting for it."""
-        when = dict(self.when)
-        if not self.is_of_join and self.call is None:
-            when["request_id"] = _MARK
-        return dumps([{"what": {"fault": self.fault, **self.fields}, "when": when}])
+    def name(self) -> str:
+        """Return the name of its rule, which is part of the id of the request that it strikes."""
+        return "-".join(["strike", self.fault, *(f"{name}.{value}" for name, value in self.fields.items()), "end"])
 
+    @property
+    def rule(self) -> Mapping[str, Any]:
+        """Return the rule that has it strike."""
+        when: Mapping[str, Any] = {"request_id": self.name}
+        if self.is_of_join:
+            when = {}
+        elif self.call is not None:
+            when = {"method": self.call[2]}
+        return {"name": self.name, "what": {"fault": self.fault, **self.fields}, "when": when}
 
-def _of(kinds: UnionType, **fields: Any) -> list[Trial]:
-    return [Trial(kind.name(), **fields) for kind in get_args(kinds)]
+    @property
+    def is_alone(self) -> bool:
+        """Whether it takes an engine or a join of its own."""
+        return self.is_of_join or self.has_waves or bool(self.flags)
 
 
 _SPECIAL: Final[Mapping[str, Sequence[Trial]]] = {
@@ -91,13 +98,13 @@ _SPECIAL: Final[Mapping[str, Sequence[Trial]]] = {
         Trial("error", {"after_tokens": 2}),
     ],
     "stall": [Trial("stall"), Trial("stall", {"for_s": 1})],
-    "no_reply": [Trial("no_reply", call=("GET", "/is_sleeping"))],
-    "repeated_reply": [Trial("repeated_reply", call=("GET", "/is_sleeping"))],
-    "failed_reply": [Trial("failed_reply", call=("GET", "/is_sleeping"))],
+    "no_reply": [Trial("no_reply", call=("GET", "/is_sleeping", "is_sleeping"))],
+    "repeated_reply": [Trial("repeated_reply", call=("POST", "/reset_mm_cache", "reset_mm_cache"))],
+    "failed_reply": [Trial("failed_reply", call=("POST", "/reset_prefix_cache", "reset_prefix_cache"))],
     "crash": [Trial("crash"), Trial("crash", {"notice": False})],
     "freeze": [Trial("freeze"), Trial("freeze", {"for_s": 1})],
     "freeze_rank": [Trial("freeze_rank"), Trial("freeze_rank", {"for_s": 1})],
-    "kv_cache_full": [Trial("kv_cache_full", flags=("--load-model=vllm",))],
+    "kv_cache_full": [Trial("kv_cache_full", flags=("--load-model=vllm", "--timing=per_request"))],
     "stale_wave": [Trial("stale_wave", has_waves=True)],
     "late_ready": [Trial("late_ready", {"delay_s": 1}, is_of_join=True)],
     **{name: [Trial(name, is_of_join=True)] for name in ("wrong_ready", "missing_ready_field", "duplicate_hello")},
@@ -145,10 +152,10 @@ def _asked(ask: Callable[[], httpx.Response]) -> str:
 def _strike(url: str, trial: Trial) -> str:
     """Have the fault strike, and return what its client gets."""
     if trial.call is not None:
-        method, route = trial.call
+        method, route, _ = trial.call
         return _asked(lambda: httpx.request(method, f"{url}{route}", timeout=PATIENCE_S, trust_env=False))
     body = {"model": SERVED_MODEL_NAME, "prompt": "Hello", "max_tokens": 4}
-    headers = {"X-Request-Id": f"{_MARK}-{trial.fault}"}
+    headers = {"X-Request-Id": trial.name}
     return _asked(
         lambda: httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
     )
@@ -158,38 +165,58 @@ def _aftermath(frontend: Frontend) -> Row:
     """Look at a frontend after a fault; one that notices only when it is spoken to has been spoken to before that."""
     new = what_a_new_request_gets(frontend.url)
     health = what_health_says(frontend.url)
-    return {"new request": new, "`/health`": health, "frontend's process": what_became_of(frontend)}
+    is_well = new == health == _OK
+    process = "goes on" if is_well and not frontend.has_ended else what_became_of(frontend)
+    return {"new request": new, "`/health`": health, "frontend's process": process}
+
+
+def _is_well(row: Row) -> bool:
+    return row["new request"] == row["`/health`"] == _OK and row["stream beside it"] == "goes on"
 
 
 @contextmanager
-def _stage(make_frontend: Callable[..., Frontend], trial: Trial) -> Iterator[tuple[Frontend, EngineProcess]]:
-    """Start a frontend and an engine with the rule for a trial."""
-    ranks = 2 if trial.has_waves else 1
-    with make_frontend(MOE_MODEL if trial.has_waves else MODEL, ranks) as frontend:
-        flags = (f"--handshake-address={frontend.handshake_address}", f"--engine-count={ranks}", *trial.flags)
-        with EngineProcess(*flags, f"--itl-ms={_ITL_MS}", f"--faults={trial.rules}") as engine:
+def _stage(
+    make_frontend: Callable[[Path, int], Frontend], trials: Sequence[Trial]
+) -> Iterator[tuple[Frontend, EngineProcess]]:
+    """Start a frontend and an engine with the rules for some trials."""
+    model, ranks = (MOE_MODEL, 2) if trials[0].has_waves else (MODEL, 1)
+    rules = dumps([trial.rule for trial in trials])
+    with make_frontend(model, ranks) as frontend:
+        flags = (f"--handshake-address={frontend.handshake_address}", f"--engine-count={ranks}", *trials[0].flags)
+        with EngineProcess(*flags, f"--itl-ms={_ITL_MS}", f"--faults={rules}") as engine:
             yield frontend, engine
 
 
-def observed(trial: Trial, frontend_name: str) -> Row:
-    """Let a fault strike beside that frontend, named as in the tables, and return what was seen."""
-    with _stage(_factory(frontend_name), trial) as (frontend, engine):
-        if trial.is_of_join:
-            return _observed_join(frontend, engine)
+def _observed_in_turn(trials: Sequence[Trial], frontend_name: str) -> Iterator[Row]:
+    """Let faults strike one after the other, as long as frontend and engine stand it, and yield what was seen."""
+    with _stage(_factory(frontend_name), trials) as (frontend, engine):
+        if trials[0].is_of_join:
+            yield _observed_join(frontend, engine)
+            return
         frontend.wait_healthy(besides=engine)
-        wait_until(lambda: what_a_new_request_gets(frontend.url), "200".__eq__, "what a first request gets")
-        with Stream(frontend) as beside:
-            beside.wait_for_tokens(1)
-            struck = _strike(frontend.url, trial)
-            fired = engine.logged("fault fired")
-            assert fired, f"{trial.label} did not strike: {engine.tail}"
-            stream = beside.sees(PATIENCE_S)
-            return {"the request": struck, "stream beside it": stream, **_aftermath(frontend)}
+        wait_until(lambda: what_a_new_request_gets(frontend.url), _OK.__eq__, "what a first request gets")
+        for trial in trials:
+            row = _observed_one(trial, frontend, engine)
+            yield row
+            if not _is_well(row):
+                return
+
+
+def _observed_one(trial: Trial, frontend: Frontend, engine: EngineProcess) -> Row:
+    with Stream(frontend) as beside:
+        beside.wait_for_tokens(1)
+        struck = _strike(frontend.url, trial)
+        fired = [entry["rule"] for entry in engine.logged("fault fired")]
+        assert trial.name in fired, f"{trial.label} did not strike: {engine.tail}"
+        row = {"the request": struck, "stream beside it": _short(beside.sees(PATIENCE_S)), **_aftermath(frontend)}
+    if row["new request"] in _EITHER.get(trial.label, ()):
+        row["new request"] = " or ".join(_EITHER[trial.label])
+    return row
 
 
 def _observed_join(frontend: Frontend, engine: EngineProcess) -> Row:
     engine.wait_for("fault fired", deadline_s=frontend.slow_start_s)
-    end = time.monotonic() + (PATIENCE_S if isinstance(frontend, RustFrontend) else 60.0)
+    end = time.monotonic() + (PATIENCE_S if isinstance(frontend, RustFrontend) else _PYTHON_JOINS_S)
     while time.monotonic() < end and not frontend.is_healthy and not frontend.has_ended:
         time.sleep(0.05)
     return _aftermath(frontend)
@@ -206,16 +233,28 @@ def _factory(name: str) -> Callable[[Path, int], Frontend]:
     )
 
 
-def observed_all(frontend_name: str, trials: Sequence[Trial] = TRIALS) -> Mapping[str, Row]:
-    """Let faults strike beside frontends of one kind, some at a time, and return what was seen by label."""
-    with ThreadPoolExecutor(_AT_ONCE if frontend_name != PYTHON else 2) as pool:
-        return dict(
-            zip(
-                (each.label for each in trials),
-                pool.map(lambda each: observed(each, frontend_name), trials),
-                strict=True,
-            )
-        )
+def observed(frontend_name: str, trials: Sequence[Trial] = TRIALS) -> Mapping[str, Row]:
+    """Let faults strike beside frontends named as in the tables, and return what was seen by label.
+
+    A Rust frontend is there at once, so each has its own; a Python frontend takes many seconds, so it serves until
+    something has broken it.
+    """
+    if frontend_name != PYTHON:
+        queues = [[trial] for trial in trials]
+    else:
+        together = [trial for trial in trials if not trial.is_alone]
+        queues = [together[::2], together[1::2], *([trial] for trial in trials if trial.is_alone)]
+    found: dict[str, Row] = {}
+
+    def work_off(queue: list[Trial]) -> None:
+        while queue:
+            rows = list(_observed_in_turn(queue, frontend_name))
+            found.update(zip([trial.label for trial in queue], rows, strict=False))
+            del queue[: len(rows)]
+
+    with ThreadPoolExecutor(2 if frontend_name == PYTHON else 4) as pool:
+        list(pool.map(work_off, queues))
+    return found
 
 
 # The page.
@@ -277,7 +316,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the texts and the tables of all frontends anew, or those that `argv` names."""
     write_texts()
     for frontend in argv or FRONTENDS:
-        rows = observed_all(frontend)
+        rows = observed(frontend)
         for label, row in rows.items():
             print(f"{frontend}, {label}: {row}", flush=True)  # noqa: T201 - a person may watch
         for section in SECTIONS:

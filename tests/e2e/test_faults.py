@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/faults.md says what faults there are, and what real frontends make of them."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.support.fault_runs import (
+    PAGE,
+    PYTHON,
+    SECTIONS,
+    TRIALS,
+    Trial,
+    described,
+    documented,
+    keys_of_rules,
+    observed,
+)
+from tests.support.written_page import Row
+
+NEWEST_RUST = "Rust 0.33.0"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_page_says_what_the_classes_say(section: str) -> None:
+    assert PAGE.part(f"faults {section}") == described(section)
+
+
+def test_the_page_has_all_keys_of_rules() -> None:
+    assert PAGE.part("rules") == keys_of_rules()
+
+
+@pytest.fixture(scope="module")
+def seen(request: pytest.FixtureRequest) -> Mapping[str, Row]:
+    """What all faults have brought about, beside frontends of one kind."""
+    return observed(request.param)
+
+
+@pytest.mark.failure_modes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("trial", TRIALS, ids=lambda trial: trial.name)
+@pytest.mark.parametrize(("seen", "frontend"), [(each, each) for each in (NEWEST_RUST, PYTHON)], indirect=["seen"])
+def test_it_goes_as_documented(seen: Mapping[str, Row], frontend: str, trial: Trial) -> None:
+    assert seen[trial.label] == documented(trial, frontend)
