@@ -16,6 +16,7 @@ from mockengine.faults.fault import CallFault, EngineFault, JoinFault, OutputFau
 from mockengine.faults.rules import Event, Rule, RulesError
 from mockengine.replies.asked import Asked, ReplyError
 from mockengine.replies.hashing import mixed, uniform
+from mockengine.replies.mishaps import BY_NAME
 from mockengine.replies.wish import Wish
 from mockengine.wire.utility import UtilityCall
 
@@ -274,10 +275,8 @@ class Injector:
     def _check_name(self, named: str) -> None:
         names = [rule.name for rule, _ in self._looking_at(Event.REQUEST)]
         if named not in names:
-            allowed = f"there are {', '.join(names)}" if names else "there is none"
-            raise ReplyError(
-                f"mock_fault: no rule of faults that requests may ask for has the name {named} ({allowed})"
-            )
+            known = ", ".join([*BY_NAME, *names])
+            raise ReplyError(f"fault: there is none of the name {named} (requests may ask for {known})")
 
     def _tally(self, name: str) -> _Tally:
         digest = blake2b(name.encode(), digest_size=8, key=self._seed.to_bytes(8, "little")).digest()

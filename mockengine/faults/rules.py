@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from mockengine.faults.catalog import NAMES, AnyFault
 from mockengine.faults.fault import LONGEST_S, CallFault, EngineFault, JoinFault
 from mockengine.replies.located import Located, Place, Problem
+from mockengine.replies.mishaps import RULE_NAME
 
 MOST_RULES: Final = 1_000
 _MOST_COUNT: Final = 2**31 - 1
@@ -93,9 +94,7 @@ class Rule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", description="Of the rule; left out it is that of the fault."
-    )
+    name: str = Field(pattern=f"^{RULE_NAME}$", description="Of the rule; left out it is that of the fault.")
     when: When = Field(default=When(), description="When it strikes; left out is always.")
     what: AnyFault = Field(description="Name of a fault, or a mapping of `fault` and what that takes.")
 

@@ -23,7 +23,7 @@ from mockengine.replies.scores import ReplyScores, wants_scores
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.replies.told import forced_ending, told
-from mockengine.replies.wish import NO_WISH, FaultSource, OwnTiming, Wish, WishSource
+from mockengine.replies.wish import NO_WISH, FaultSource, OwnTiming, Wish, WishSource, nothing_strikes
 from mockengine.wire.outputs import FinishReason
 from mockengine.wire.record import keyword_record
 from mockengine.wire.requests import EngineCoreRequest
@@ -121,7 +121,7 @@ class Planner:
         self._choices = Choices(self._vocab_size, special_ids, only)
         self._pooler = Pooler(config.embedding_dim, config.num_labels, config.seed)
 
-    def plan(self, request: EngineCoreRequest, fault_for: FaultSource | None = None) -> Plan:
+    def plan(self, request: EngineCoreRequest, fault_for: FaultSource = nothing_strikes) -> Plan:
         """Plan the reply to a request whose prompt fits the context; one that fills it gets no token.
 
         Args:
@@ -136,13 +136,13 @@ class Planner:
         key = reply_key(request, self._config.seed, self._config.seed_scope)
         asked = Asked(request, params, key, self._config.tokenizer)
         if request.pooling_params is not None:
-            wish = NO_WISH if fault_for is None else fault_for(asked, None) or NO_WISH
+            wish = fault_for(asked, None) or NO_WISH
             ending = Ending(0, wish.finish_reason or FinishReason.STOP, error=wish.error)
             pooling = self._pooler.ask(request)
             return Plan(key=key, source=_NOTHING, ending=ending, timing=wish.timing, pooling=pooling)
         scores = self._scores(request, params, key) if wants_scores(params) else None
         wish = self._wish(asked) if self._config.wishes else NO_WISH
-        struck = None if fault_for is None else fault_for(asked, wish.rule)
+        struck = fault_for(asked, wish.rule)
         if struck is not None:
             wish = struck.over(wish)
         source, ending = self._reply(asked, wish)

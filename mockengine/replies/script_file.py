@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from mockengine.replies.asked import ReplyError
 from mockengine.replies.located import Located, Place, Problem, read_json_lines, text_of
+from mockengine.replies.mishaps import HANG
 from mockengine.replies.rules import Arguments, CallTemplate, Conditions, Reply, Rule
 from mockengine.replies.script_keys import CONDITIONS, OF_TEXT, REPLY, Readers, condition_readers, reply_readers
 from mockengine.replies.steered import MOST_TEXT_BYTES, expected, printable, read_tool_calls
@@ -271,7 +272,17 @@ def _contradictions(fields: Mapping[str, object], values: Mapping[str, Any]) -> 
         found.append(("token_ids", f"token_ids: they are said instead of {', '.join(instead)}"))
     if "text" in fields and "template" in fields:
         found.append(("template", "template: it is said instead of text"))
-    if "error" in fields and values.get("finish_reason") not in (None, FinishReason.ERROR):
+    fault, _ = values.get("fault", (None, 0))
+    others = [name for name in fields if name not in ("fault", "weight")]
+    if fault is HANG and others:
+        found.append(("fault", f"fault: hang says nothing, whatever {', '.join(others)} ask for"))
+    if fault is not None and fault.takes_number and "stalls_after" in fields:
+        found.append(("fault", f"fault: {fault.name} is what stalls_after says"))
+    forced = None if fault is None else fault.wish(1).finish_reason
+    reason = values.get("finish_reason")
+    if None not in (forced, reason) and forced is not reason:
+        found.append(("fault", f"fault: {fault.name} ends otherwise than finish_reason"))
+    if "error" in fields and not {forced, reason} <= {None, FinishReason.ERROR}:
         found.append(("error", "error: only a reply that ends with error has one"))
     return found
 
@@ -279,8 +290,11 @@ def _contradictions(fields: Mapping[str, object], values: Mapping[str, Any]) -> 
 def _wish_of(values: Mapping[str, Any]) -> Wish:
     """Return the wish for what a reply has, but for what is filled in."""
     error = values.get("error")
+    fault, number = values.get("fault", (None, 1))
+    wished = Wish() if fault is None else fault.wish(number)
+    ends_at_once = error is not None or (fault is not None and fault.ends_at_once)
     says_something = any(name in values for name in ("text", "template", "token_ids", "reasoning", "tool_calls"))
-    at_once = error is not None and not says_something and not values.keys() & {"output_tokens", "finish_reason"}
+    at_once = ends_at_once and not says_something and not values.keys() & {"output_tokens", "finish_reason"}
     timing = OwnTiming(
         **{f"{name}_s": _MS * values[f"{name}_ms"] for name in ("ttft", "itl") if f"{name}_ms" in values},
         stalls_after=values.get("stalls_after"),
@@ -289,10 +303,11 @@ def _wish_of(values: Mapping[str, Any]) -> Wish:
         text=values.get("text"),
         token_ids=() if at_once else values.get("token_ids"),
         output_tokens=values.get("output_tokens"),
-        finish_reason=values.get("finish_reason") if error is None else FinishReason.ERROR,
+        finish_reason=FinishReason.ERROR if error is not None else values.get("finish_reason", wished.finish_reason),
         error=error,
-        timing=None if timing == OwnTiming() else timing,
+        timing=wished.timing if timing == OwnTiming() else timing.over(wished.timing or OwnTiming()),
         cached_tokens=values.get("cached_tokens"),
+        rule=wished.rule,
     )
 
 

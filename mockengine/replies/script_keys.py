@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeAlias
 
+from mockengine.replies.mishaps import ALLOWED, read_mishap
 from mockengine.replies.steered import (
     FINISH_REASONS,
     LONGEST_MS,
@@ -105,6 +106,7 @@ REPLY: Final = (
         f"a whole number from 0 to {MAX_INT32}",
         "tokens of the prompt that are said to have come out of the cache, all but one at most",
     ),
+    Key("fault", ALLOWED, "what goes wrong"),
     Key(
         "weight",
         f"a number above 0 and up to {_MOST_WEIGHT}",
@@ -144,6 +146,7 @@ def reply_readers(vocab_size: int) -> Readers:
         "itl_ms": read_ms,
         "stalls_after": read_whole(0),
         "cached_tokens": read_whole(0),
+        "fault": read_mishap,
         "weight": _read_weight,
     }
 

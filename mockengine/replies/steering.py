@@ -7,16 +7,15 @@ frontend passes nothing that is nested. All that is wrong is said at once. `docs
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import inf
 from typing import Any, Final
 
 from mockengine.replies.asked import Asked, ReplyError
+from mockengine.replies.mishaps import ALLOWED, BY_NAME, HANG, read_mishap
 from mockengine.replies.steered import (
     FINISH_REASONS,
     LONGEST_MS,
     MAX_INT32,
     error_of,
-    expected,
     printable,
     read_bool,
     read_error,
@@ -35,55 +34,6 @@ CARRIER: Final = "mock"
 PREFIX: Final = "mock_"
 _MS: Final = 1e-3
 _MOST_NAMES: Final = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that goes wrong with a reply.
-
-    Attributes:
-        name: what a client calls it, `name:N` if it takes a number.
-        meaning: what happens, for the docs.
-        wish: for it; a number that is left out is 1.
-        takes_number: whether N may be given.
-        ends_at_once: whether nothing is said of a reply of which it is not known what it says, nor how much.
-
-    """
-
-    name: str
-    meaning: str
-    wish: Callable[[int], Wish]
-    takes_number: bool = False
-    ends_at_once: bool = False
-
-
-FAULTS: Final = (
-    Fault(
-        name="hang",
-        meaning="nothing is ever said, until the client goes away; goes with no other key",
-        wish=lambda _: Wish(timing=OwnTiming(ttft_s=inf)),
-    ),
-    Fault(
-        name="stall",
-        meaning="nothing more is said after N outputs, or after the first one, until the client goes away",
-        wish=lambda number: Wish(timing=OwnTiming(stalls_after=number)),
-        takes_number=True,
-    ),
-    Fault(
-        name="error",
-        meaning="it fails, at once or after the text or the tokens that are asked for",
-        wish=lambda _: Wish(finish_reason=FinishReason.ERROR),
-        ends_at_once=True,
-    ),
-    Fault(
-        name="abort",
-        meaning="it is aborted, at once or after the text or the tokens that are asked for",
-        wish=lambda _: Wish(finish_reason=FinishReason.ABORT),
-        ends_at_once=True,
-    ),
-)
-_FAULTS: Final = {fault.name: fault for fault in FAULTS}
-_HANG: Final = _FAULTS["hang"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +84,7 @@ KEYS: Final = (
     ),
     Key(
         "fault",
-        ", ".join(f"{fault.name}, {fault.name}:N" if fault.takes_number else fault.name for fault in FAULTS),
+        ALLOWED,
         "what goes wrong",
     ),
 )
@@ -162,7 +112,7 @@ class Steering:
             "ttft_ms": read_ms,
             "itl_ms": read_ms,
             "cached_tokens": read_whole(0),
-            "fault": _read_fault,
+            "fault": read_mishap,
         }
 
     def wish_for(self, asked: Asked) -> Wish | None:
@@ -226,22 +176,11 @@ def _places(given: Mapping[str, object], problems: list[str]) -> Iterator[tuple[
         yield f"{CARRIER}.{name}", name, value
 
 
-def _read_fault(value: object) -> tuple[Fault, int]:
-    """Read the name of a fault, and perhaps its number."""
-    name, colon, number = value.partition(":") if isinstance(value, str) else ("", "", "")
-    fault = _FAULTS.get(name)
-    is_number = number.isascii() and number.isdecimal() and len(number) < len(str(MAX_INT32)) and int(number) > 0
-    if fault is None or (colon and not (fault.takes_number and is_number)):
-        (allowed,) = (key.allowed for key in KEYS if key.name == "fault")
-        raise expected(value, f"one of {allowed}")
-    return fault, int(number or 1)
-
-
 def _contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what cannot be at once, since nothing that is asked for is ignored."""
     fault, _ = values.get("fault", (None, 0))
     others = [PREFIX + name for name in values if name != "fault"]
-    if fault is _HANG and others:
+    if fault is HANG and others:
         yield f"{PREFIX}fault: hang says nothing, whatever {_listed(others)} ask for"
         return
     instead = [PREFIX + name for name in ("text", "reasoning", "tool_calls") if name in values]
@@ -265,7 +204,7 @@ def _wish_of(values: Mapping[str, Any]) -> Wish:
     error = error_of(**parts) if parts else values.get("error")
     fault, number = values.get("fault", (None, 1))
     if fault is None and error is not None and "finish_reason" not in values:
-        fault = _FAULTS["error"]
+        fault = BY_NAME["error"]
     wish = Wish() if fault is None else fault.wish(number)
     asked = {field.name for field in fields(Wish)} & values.keys()
     wish = replace(wish, **{name: values[name] for name in asked} | {"error": error})

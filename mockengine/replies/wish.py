@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Final, Protocol
 
-from mockengine.replies.asked import Asked
+from mockengine.replies.asked import Asked, ReplyError
 from mockengine.wire.outputs import FinishReason, RequestError
 
 _SAYING: Final = frozenset({"text", "token_ids", "reasoning", "tool_calls"})
@@ -134,3 +134,10 @@ class FaultSource(Protocol):
             ReplyError: there is no rule of that name.
 
         """
+
+
+def nothing_strikes(asked: Asked, named: str | None) -> Wish | None:  # noqa: ARG001 - a FaultSource
+    """Return None where there are no rules; raises `ReplyError` if a client names one."""
+    if named is not None:
+        raise ReplyError(f"fault: there is none of the name {named}")
+    return None

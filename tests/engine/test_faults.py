@@ -122,6 +122,30 @@ def test_a_pooling_request_fails_with_the_tensor_that_frontends_need(what: str, 
     assert (output.finish_reason, output.pooling_output) == (reason, EMPTY_POOLING_OUTPUT)
 
 
+def steered(*faults: Any, **extra_args: Any) -> Rig:
+    rig = Rig(replace(CONFIG, replies=replace(CONFIG.replies, wishes=[Steering(9)])), faults=faults)
+    params = SamplingParams(max_tokens=4, extra_args=extra_args)
+    rig.add(request("r1", sampling_params=params), request("r2"))
+    rig.run()
+    assert rig.finish_reason("r2") is FinishReason.LENGTH
+    return rig
+
+
+def test_a_client_asks_for_what_a_rule_says() -> None:
+    rules = (rule("wrong_counts", {"steered": True}), rule("error", {"steered": True}))
+    assert len(steered(*rules, mock_fault="wrong_counts").tokens("r1")) == 7
+    assert steered(*rules, mock_fault="error").finish_reason("r1") is FinishReason.ERROR
+    assert steered(*rules).finish_reason("r1") is FinishReason.LENGTH
+
+
+def test_a_client_that_asks_for_a_rule_that_is_none_is_told() -> None:
+    for rules in ((), (rule("error", {"steered": True}),)):
+        (output,) = steered(*rules, mock_fault="absent").outputs("r1")
+        assert output.error is not None
+        assert output.error.code == "validation_error"
+        assert output.error.message.startswith("fault: there is none of the name absent")
+
+
 # What is wrong with messages.
 
 

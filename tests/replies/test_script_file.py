@@ -3,6 +3,7 @@
 
 import json
 import re
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from mockengine.replies import yaml_values
 from mockengine.replies.located import Problem, read_json_lines
+from mockengine.replies.mishaps import ALLOWED
 from mockengine.replies.rules import Conditions, Reply, Rule, Script
 from mockengine.replies.script_file import ScriptError, ScriptFile
 from mockengine.replies.script_keys import CONDITIONS, REPLY, condition_readers, reply_readers
@@ -91,6 +93,11 @@ def reply(text: str) -> Wish:
         ),
         ("{ttft_ms: 250, itl_ms: 12.5}", Wish(timing=OwnTiming(ttft_s=0.25, itl_s=0.0125))),
         ("{stalls_after: 0}", Wish(timing=OwnTiming(stalls_after=0))),
+        ("{fault: hang}", Wish(timing=OwnTiming(ttft_s=inf))),
+        ("{fault: 'stall:3', itl_ms: 5}", Wish(timing=OwnTiming(itl_s=0.005, stalls_after=3))),
+        ("{fault: abort}", Wish(token_ids=(), finish_reason=FinishReason.ABORT)),
+        ("{fault: error, text: a}", Wish(text="a", finish_reason=FinishReason.ERROR)),
+        ("{fault: brown-out}", Wish(rule="brown-out")),
         ("{}", Wish()),
     ],
 )
@@ -224,7 +231,7 @@ def test_a_condition_that_is_none_is_told(match: str, said: str | None) -> None:
         ("error: {kind: x}", "error: kind is unknown (allowed are code, message, retryable)"),
         ("error: {retryable: maybe}", "error: str 'maybe' where true or false is expected"),
         ("ttft_ms: 1s", "ttft_ms: str '1s' where a number from 0 to 3600000 is expected"),
-        ("fault: hang", f"fault: unknown (allowed are {', '.join(key.name for key in REPLY[:-1])})"),
+        ("mishap: hang", f"mishap: unknown (allowed are {', '.join(key.name for key in REPLY[:-1])})"),
         ("tool_calls: {}", "tool_calls: map of 0 where a list of objects with name and arguments is expected"),
         ("tool_calls: []", "tool_calls: array of 0 where a list of objects with name and arguments is expected"),
         ("template: $1", f"template: {NO_GROUP}"),
@@ -233,6 +240,11 @@ def test_a_condition_that_is_none_is_told(match: str, said: str | None) -> None:
         ("{text: a, token_ids: [1]}", "token_ids: they are said instead of text"),
         ("{text: a, template: b}", "template: it is said instead of text"),
         ("{finish_reason: stop, error: {}}", "error: only a reply that ends with error has one"),
+        ("{fault: abort, error: {}}", "error: only a reply that ends with error has one"),
+        ("{fault: abort, finish_reason: stop}", "fault: abort ends otherwise than finish_reason"),
+        ("{fault: hang, itl_ms: 5}", "fault: hang says nothing, whatever itl_ms ask for"),
+        ("{fault: 'stall:2', stalls_after: 2}", "fault: stall is what stalls_after says"),
+        ("{fault: 'hang:2'}", f"fault: str 'hang:2' where one of {ALLOWED} is expected"),
         (f"text: {'x' * 262_145}", "text: a text of 262145 bytes where at most 262144 are allowed"),
         (f"{{reasoning: {'x' * 262_144}, template: x}}", "all that is said together has more than 262144 bytes"),
     ],

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from mockengine.engine_setup import set_up
 from mockengine.replies.asked import Asked, ReplyError
+from mockengine.replies.mishaps import ALLOWED, MISHAPS
 from mockengine.replies.planner import RepliesConfig
 from mockengine.replies.steered import MOST_JSON, MOST_TOKENS
-from mockengine.replies.steering import FAULTS, KEYS, Steering
+from mockengine.replies.steering import KEYS, Steering
 from mockengine.replies.wish import OwnTiming, ToolCall, Wish
 from mockengine.settings import Settings
 from mockengine.wire.codec import pack, unpack
@@ -97,6 +98,7 @@ def failing(code: str = "server_error", message: str = MESSAGE, *, retryable: bo
         ({"fault": "error"}, Wish(finish_reason=ERROR, token_ids=())),
         ({"fault": "error", "finish_reason": "error", "error_code": "c"}, failing("c", token_ids=())),
         ({"fault": "abort", "output_tokens": 5}, Wish(finish_reason=FinishReason.ABORT, output_tokens=5)),
+        ({"fault": "brown-out.1", "itl_ms": 5}, Wish(rule="brown-out.1", timing=OwnTiming(itl_s=0.005))),
         ({"fault": "stall", "error_code": "c"}, failing("c", timing=OwnTiming(stalls_after=1))),
         ({"text": None, "fault": None}, Wish()),
     ],
@@ -173,11 +175,11 @@ def test_what_is_wrong_is_told_with_what_is_allowed(name: str, value: object, sa
 
 
 @pytest.mark.parametrize(
-    "fault", ["", "explode", "stall:", "stall:0", "stall:-1", "stall:x", "stall:²", "stall:9999999999", "hang:2"]
+    "fault", ["", "a b", "stall:", "stall:0", "stall:-1", "stall:x", "stall:²", "stall:9999999999", "hang:2"]
 )
 def test_a_fault_that_is_none_is_told(fault: str) -> None:
     said = refusal({"mock_fault": fault})
-    assert said == f"mock_fault: str {fault!r} where one of hang, stall, stall:N, error, abort is expected"
+    assert said == f"mock_fault: str {fault!r} where one of {ALLOWED} is expected"
 
 
 @pytest.mark.parametrize(
@@ -324,5 +326,5 @@ def test_the_docs_have_every_key_and_every_fault() -> None:
     rows = [[f"`mock_{key.name}`", key.allowed, key.meaning] for key in KEYS]
     assert table("## A client steers its request") == rows
     assert table("### Faults") == [
-        [f"`{fault.name}`" + (f", `{fault.name}:N`" if fault.takes_number else ""), fault.meaning] for fault in FAULTS
+        [f"`{fault.name}`" + (f", `{fault.name}:N`" if fault.takes_number else ""), fault.meaning] for fault in MISHAPS
     ]
