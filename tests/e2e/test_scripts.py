@@ -40,7 +40,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def stack(files: tuple[Path, Path]) -> Iterator[Stack]:
     """An engine with both."""
     script, dataset = files
-    flags = (f"--tokenizer={MODEL}", f"--reply-script={script}", f"--reply-dataset={dataset}")
+    rule = {"fault": "error", "message": "come again", "retryable": True}
+    rules = json.dumps([{"name": "overloaded", "what": rule, "when": {"steered": True}}])
+    flags = (f"--tokenizer={MODEL}", f"--reply-script={script}", f"--reply-dataset={dataset}", f"--faults={rules}")
     with RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL) as frontend, serving(frontend, *flags) as stack:
         yield stack
 
@@ -84,6 +86,25 @@ def test_a_template_says_what_the_user_said(stack: Stack, script: Path) -> None:
     assert _chat(stack, "Hello", "Hi", "My name is Zo\u00eb, for $5").message.content == "Zo\u00eb: Zo\u00eb & $5."
     assert _complete(stack, "My name is Bob, for $7").text == "Bob: Bob & $7."
     assert _chat(stack, "My name is Bob, for $7", "Hi", "Hello").message.content != "Bob: Bob & $7."
+
+
+def test_a_reply_of_a_script_goes_wrong(stack: Stack, script: Path) -> None:
+    script.write_text(
+        "- match: {last_message: abort}\n  reply: {fault: abort, text: hello there}\n"
+        "- match: {last_message: fails}\n  reply: {fault: error}\n"
+        "- match: {last_message: rule}\n  reply: {fault: overloaded, text: hello}\n"
+        "- match: {last_message: absent}\n  reply: {fault: nothing}\n"
+    )
+    aborted = _chat(stack, "abort")
+    assert (aborted.finish_reason, aborted.message.content) == ("abort", "hello there")
+    with pytest.raises(openai.InternalServerError) as failed:
+        _chat(stack, "fails")
+    assert failed.value.status_code == 500
+    with pytest.raises(openai.InternalServerError, match="come again") as refused:
+        _chat(stack, "rule")
+    assert refused.value.status_code == 503
+    with pytest.raises(openai.BadRequestError, match=r"fault: there is none of the name nothing .*overloaded"):
+        _chat(stack, "absent")
 
 
 def test_a_change_is_in_effect_for_the_next_request_and_a_broken_file_is_not(stack: Stack, script: Path) -> None:

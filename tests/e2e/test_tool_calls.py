@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support import tool_checks
 from tests.support.examples import run_example
-from tests.support.stack import MODEL, Stack, serving
+from tests.support.stack import MODEL, MODEL_NAME, ROOT, Stack, serving
 
 pytestmark = pytest.mark.rust_frontend
 
@@ -53,3 +54,23 @@ def test_other_parsers_read_their_forms_too(parser: str) -> None:
 
 def test_the_example_of_the_docs_runs(parsing: Stack) -> None:
     run_example(parsing, "Tool calls")
+
+
+def test_a_script_calls_a_tool_and_answers_with_its_result() -> None:
+    flags = (f"--tokenizer={MODEL}", f"--reply-script={ROOT / 'deploy' / 'replies' / 'example.yaml'}")
+    frontend = RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL, extra_args=("--tool-call-parser=hermes",))
+    with frontend, serving(frontend, *flags) as stack:
+        question: Any = {"role": "user", "content": "How is the weather in Rome?"}
+        for stream in (False, True):
+            (call,) = tool_checks.called(stack, messages=[question], stream=stream)
+            assert call == {"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}
+        asked: Any = {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}],
+        }
+        result: Any = {"role": "tool", "tool_call_id": "1", "content": "sun"}
+        with stack.client() as client:
+            answer = client.chat.completions.create(model=MODEL_NAME, messages=[question, asked, result])
+        assert answer.choices[0].message.content == "It is sunny."
+        assert answer.choices[0].finish_reason == "stop"
