@@ -4,6 +4,7 @@
 The tables of docs/faults.md are written by this, and the tests run it again and compare.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -183,10 +184,30 @@ def _stage(
     """Start a frontend and an engine with the rules for some trials."""
     model, ranks = (MOE_MODEL, 2) if trials[0].has_waves else (MODEL, 1)
     rules = dumps([trial.rule for trial in trials])
+    hashes = _hash_flags(make_frontend, trials[0])
     with make_frontend(model, ranks) as frontend:
-        flags = (f"--handshake-address={frontend.handshake_address}", f"--engine-count={ranks}", *trials[0].flags)
+        flags = (
+            f"--handshake-address={frontend.handshake_address}",
+            f"--engine-count={ranks}",
+            *trials[0].flags,
+            *hashes,
+        )
         with EngineProcess(*flags, f"--itl-ms={_ITL_MS}", f"--faults={rules}") as engine:
             yield frontend, engine
+
+
+def _hash_flags(make_frontend: Callable[[Path, int], Frontend], trial: Trial) -> Sequence[str]:
+    """Return the flag that a Python frontend of a mixture of experts wants to see, which it says when it is wrong."""
+    if not trial.has_waves:
+        return ()
+    with make_frontend(MOE_MODEL, 2) as refusing:
+        if isinstance(refusing, RustFrontend):
+            return ()
+        with EngineProcess(f"--handshake-address={refusing.handshake_address}", "--engine-count=2"):
+            refusing.wait(refusing.slow_start_s)
+        expected = re.search(r"Expected hash: ([0-9a-f]{64})", refusing.output)
+        assert expected is not None, refusing.tail
+        return (f"--parallel-config-hash={expected[1]}",)
 
 
 def _observed_in_turn(trials: Sequence[Trial], frontend_name: str) -> Iterator[Row]:
