@@ -128,10 +128,8 @@ class EngineCore:
                 return self._abort(request_ids, now)
             case UtilityCall():
                 return self._call(message, client, now)
-            case StartDpWave(wave, exclude):
-                if self._config.has_waves and not self._pausing.is_paused:
-                    self.wave.woken(self.rank, wave, exclude)
-                return []
+            case StartDpWave():
+                return self._wake(message, now)
             case Unreadable():
                 return self._unreadable(message, client, now)
 
@@ -349,6 +347,15 @@ class EngineCore:
             self.wave.noted(stamped)
             return []
         if not self.wave.request_arrived(stamped):
+            return []
+        return [self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number))]
+
+    def _wake(self, woken: StartDpWave, now: float) -> list[Outbound]:
+        """Take part in a wave; rank 0 tells the coordinator of one that it had no part in, as a real engine does."""
+        if not self._config.has_waves or self._pausing.is_paused:
+            return []
+        begins = self.wave.woken(self.rank, woken.wave, woken.exclude)
+        if not begins or self.rank:
             return []
         return [self._outgoing.encode(COORDINATOR, StartWave(self.rank, now, self.wave.number))]
 

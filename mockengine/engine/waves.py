@@ -32,10 +32,17 @@ class Wave:
         starts, self.running = not self.running, True
         return starts
 
-    def woken(self, rank: int, number: int, exclude: int | bytes | None) -> None:
-        """Follow the coordinator's START_DP_WAVE, unless it is for others or for a wave long over."""
-        if exclude != rank and number >= self.number:
-            self.number, self.running = number, True
+    def woken(self, rank: int, number: int, exclude: int | bytes | None) -> bool:
+        """Follow the coordinator's START_DP_WAVE, unless it is for others or for a wave long over.
+
+        Returns:
+            Whether that has woken it.
+
+        """
+        if exclude == rank or number < self.number:
+            return False
+        was_running, self.number, self.running = self.running, number, True
+        return not was_running
 
     def complete(self) -> int:
         """End the wave and return its number."""

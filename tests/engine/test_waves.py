@@ -40,7 +40,8 @@ def test_idle_rank_that_gets_a_request_starts_a_wave_and_rank_0_ends_it_for_all(
     rig.add(request(), rank=1)
     rig.receive(StartDpWave(0, exclude=1), rank=0, client=-1)
     rig.run()
-    assert _waves(rig.to_coordinator) == [("StartWave", 1, 0), ("WaveComplete", 0, 0)]
+    # Rank 0 tells that it has been woken, as a real engine does.
+    assert _waves(rig.to_coordinator) == [("StartWave", 1, 0), ("StartWave", 0, 0), ("WaveComplete", 0, 0)]
     assert [(engine.wave.number, engine.wave.running) for engine in rig.ranks.engines] == [(1, False), (1, False)]
 
 
@@ -78,8 +79,9 @@ def test_stale_wave_and_own_exclusion_are_ignored_and_a_bytes_exclusion_excludes
 def test_rank_woken_without_work_lets_the_wave_end() -> None:
     rig = Rig(COORDINATED)
     rig.receive(StartDpWave(0), client=-1)
+    rig.receive(StartDpWave(0), client=-1)
     rig.run()
-    assert _waves(rig.to_coordinator) == [("WaveComplete", 0, 0)]
+    assert _waves(rig.to_coordinator) == [("StartWave", 0, 0), ("WaveComplete", 0, 0)]
 
 
 @pytest.mark.parametrize("has_coordinator", [True, False])
