@@ -3,7 +3,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import httpx
 import openai
@@ -152,6 +153,35 @@ def many_streams_at_once(stack: Stack) -> None:
 
     assert asyncio.run(everyone()) == [tokens] * streams
     stack.wait_for_metric("vllm:num_requests_running", lambda value: value == 0)
+
+
+def many_requests_are_shared_evenly(stack: Stack, ranks: int) -> None:
+    """2000 short requests, 64 at a time: every rank gets its share, and each request ends once."""
+    requests, at_once = 2_000, 64
+    before = len(stack.engine.logged("request started"))
+
+    async def some(client: openai.AsyncOpenAI, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            reply = await client.completions.create(model=MODEL_NAME, prompt=f"{PROMPT} {number}", max_tokens=2)
+            assert reply.usage is not None
+            assert reply.usage.completion_tokens == 2
+
+    async def everyone() -> None:
+        numbers = iter(range(requests))
+        async with stack.async_client() as client:
+            await asyncio.gather(*(some(client, numbers) for _ in range(at_once)))
+
+    asyncio.run(everyone())
+    wait_until(lambda: len(stack.engine.logged("request finished")), (before + requests).__eq__, "requests that ended")
+    started = stack.engine.logged("request started")[before:]
+    finished = stack.engine.logged("request finished")[before:]
+    assert Counter(each["request_id"] for each in finished) == Counter(each["request_id"] for each in started)
+    assert len({each["request_id"] for each in started}) == requests
+    shares = Counter(entry["engine"] for entry in started)
+    assert len(shares) == ranks
+    assert all(abs(share - requests / ranks) < 0.2 * requests / ranks for share in shares.values()), shares
+    for name in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        stack.wait_for_metric(name, (0.0).__eq__)
 
 
 def metrics_count_exactly(stack: Stack) -> None:
