@@ -7,7 +7,7 @@ import pytest
 
 from mockengine.wire.lines import LINES, NEWEST, Line
 from mockengine.wire.messages import Add, StartDpWave, Unreadable
-from mockengine.wire.outputs import Envelope, FinishReason, RequestError, StepOutputs, UtilityReply
+from mockengine.wire.outputs import Envelope, FinishReason, RequestError, StartWave, StepOutputs, UtilityReply
 from mockengine.wire.requests import EngineCoreRequest
 from mockengine.wire.sampling import EMPTY_POOLING_OUTPUT, PoolingParams
 from mockengine.wire.utility import UtilityCall
@@ -125,5 +125,5 @@ def test_coordinator_can_only_start_waves() -> None:
     assert rig.receive(Add(request()), client=-1) == []
     assert rig.ranks.num_requests == 0
     assert rig.watcher.dropped[0].reason == "only START_DP_WAVE comes from a coordinator"
-    assert rig.receive(StartDpWave(0), client=-1) == []
+    assert rig.receive(StartDpWave(0), client=-1) == [StartWave(0, rig.now, 0)]
     assert rig.ranks.engines[0].wave.running
