@@ -28,6 +28,7 @@ _USAGE: Final = """\
 usage: mockengine [serve] [FLAGS]
        mockengine settings [FLAGS] [--json]
        mockengine health [FLAGS]
+       mockengine ctl [FLAGS] ORDER
        mockengine smoke --url URL [FLAGS]
        mockengine fit RESULTS... [FLAGS]
 
@@ -37,6 +38,7 @@ Commands:
   serve     join the frontend and serve it; this is the default
   settings  print the settings in effect and where each comes from
   health    ask a running engine's admin port whether it is alive; exit code 0: it is, 1: it is not
+  ctl       ask a running engine about itself and change it, over its admin port; has a --help of its own
   smoke     send one chat completion to a frontend and say what came back; has a --help of its own
   fit       make a profile of a real deployment out of results of `vllm bench serve`; has a --help of its own
 
@@ -119,6 +121,42 @@ def _health(words: list[str]) -> int:
     return _FAILED
 
 
+def _ctl(words: list[str]) -> int:
+    from mockengine import ctl  # noqa: PLC0415 - see above
+
+    if "--help" in words or "-h" in words:
+        return _say(ctl.USAGE)
+    flags, order = _split(words)
+    loaded = _load(flags)
+    if loaded is None:
+        return _WRONG_USE
+    settings = loaded.settings
+    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
+    if not settings.admin_port:
+        _complain(
+            "mockengine: admin_port is 0, so there is nobody to ask "
+            "(give the engine's: MOCKENGINE_ADMIN_PORT or --admin-port)\n"
+        )
+        return _WRONG_USE
+    try:
+        answer = ctl.obey(ctl.AdminAddress(settings.admin_host, settings.admin_port, token), order)
+    except ctl.UsageError as error:
+        _complain(f"mockengine: {error}\n")
+        return _WRONG_USE
+    except ctl.OrderError as error:
+        _complain(f"mockengine: {error}\n")
+        return _FAILED
+    return _say(json.dumps(answer, indent=2))
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the flags before an order, each with its value, and the order."""
+    place = 0
+    while place < len(words) and words[place].startswith("--"):
+        place += 1 if "=" in words[place] else 2
+    return list(words[:place]), list(words[place:])
+
+
 def _smoke(words: list[str]) -> int:
     from mockengine import smoke  # noqa: PLC0415 - an HTTP client that serving does not need
 
@@ -144,6 +182,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
     "serve": _serve,
     "settings": _settings,
     "health": _health,
+    "ctl": _ctl,
     "smoke": _smoke,
     "fit": _fit,
 }

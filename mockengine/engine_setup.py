@@ -104,11 +104,7 @@ def set_up(settings: Settings, listener: SetupListener | None = None) -> EngineS
 
     The listener hears of changes to a script, and of what goes wrong on purpose.
     """
-    timing, differences = _timing(settings)
-    try:
-        make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
-    except (ValueError, ArithmeticError) as error:
-        raise SetupError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
+    timing, differences = _checked_timing(settings)
     kv_engine_id = settings.kv_engine_id or str(uuid4())
     replies = _replies(settings, listener)
     return EngineSetup(settings, timing, replies, kv_engine_id, _injector(settings, listener), differences)
@@ -127,6 +123,28 @@ def _injector(settings: Settings, listener: FaultListener | None) -> Injector:
     return Injector(rules, settings.seed, listener)
 
 
+def set_up_again(setup: EngineSetup, settings: Settings) -> EngineSetup:
+    """Return the engine with other values of settings that may change while it runs; raises `SetupError`.
+
+    What those settings do not change stays the same: tokenizer, scripts and how often they have answered, rules.
+    """
+    timing, differences = _checked_timing(settings)
+    former = setup.replies
+    told = [source for source in former.wishes if isinstance(source, Scripted | Dataset)]
+    replies = _replies_with(settings, former.tokenizer, former.writer, told, former.tool_call_form)
+    return replace(setup, settings=settings, timing=timing, replies=replies, profile_differences=differences)
+
+
+def _checked_timing(settings: Settings) -> tuple[TimingConfig, list[str]]:
+    """Return the model of time, from which everything can be drawn."""
+    timing, differences = _timing(settings)
+    try:
+        make_timing(timing, max_num_seqs=settings.max_num_seqs, seed=settings.seed)
+    except (ValueError, ArithmeticError) as error:
+        raise SetupError(f"the durations of timing {settings.timing} cannot be drawn: {error}") from error
+    return timing, differences
+
+
 def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConfig:
     tokenizer: Tokenizer | None = None
     if settings.tokenizer is not None:
@@ -134,14 +152,24 @@ def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConf
             tokenizer = Tokenizer.load(Path(settings.tokenizer))
         except TokenizerError as error:
             raise SetupError(f"tokenizer: {error}") from error
-        if settings.reply_source == "words" and not tokenizer.word_ids:
-            raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
     writer = None if tokenizer is None else StructuredWriter(tokenizer)
+    return _replies_with(settings, tokenizer, writer, _told(settings, tokenizer, listener), _tool_call_form(settings))
+
+
+def _replies_with(
+    settings: Settings,
+    tokenizer: Tokenizer | None,
+    writer: StructuredWriter | None,
+    told: Sequence[WishSource],
+    form: ToolCallForm,
+) -> RepliesConfig:
+    """Return what is said: what the client wants goes before a script, and that before a data set."""
+    if settings.reply_source == "words" and tokenizer is not None and not tokenizer.word_ids:
+        raise SetupError(f"tokenizer: {tokenizer.path} has no whole words (use reply_source=random)")
     reasoning = _reasoning(settings, tokenizer)
-    form = _tool_call_form(settings)
-    calling = None
+    wishes: list[WishSource] = [Steering(_vocab_size(settings, tokenizer), is_on=settings.steering), *told]
     if writer is not None and settings.tool_call_probability:
-        calling = ToolCalling(settings.tool_call_probability, writer, form, reasoning)
+        wishes.append(ToolCalling(settings.tool_call_probability, writer, form, reasoning))
     return RepliesConfig(
         vocab_size=settings.vocab_size,
         seed=settings.seed,
@@ -153,29 +181,31 @@ def _replies(settings: Settings, listener: ScriptListener | None) -> RepliesConf
         tokenizer=tokenizer,
         writer=writer,
         tool_call_form=form,
-        wishes=_wishes(settings, tokenizer, listener, calling),
+        wishes=wishes,
         embedding_dim=settings.embedding_dim,
         num_labels=settings.num_labels,
     )
 
 
-def _wishes(
-    settings: Settings, tokenizer: Tokenizer | None, listener: ScriptListener | None, calling: ToolCalling | None
-) -> list[WishSource]:
-    """Return who may want something of a reply: the client goes before the script, and that before the data set."""
-    vocab_size = settings.vocab_size if tokenizer is None else tokenizer.vocab_size
-    wishes: list[WishSource] = [Steering(vocab_size, is_on=settings.steering)]
+def _vocab_size(settings: Settings, tokenizer: Tokenizer | None) -> int:
+    return settings.vocab_size if tokenizer is None else tokenizer.vocab_size
+
+
+def _told(settings: Settings, tokenizer: Tokenizer | None, listener: ScriptListener | None) -> list[WishSource]:
+    """Return what files want to be said."""
+    told: list[WishSource] = []
     try:
         if settings.reply_script is not None:
+            vocab_size = _vocab_size(settings, tokenizer)
             file = ScriptFile(Path(settings.reply_script), vocab_size, has_tokenizer=tokenizer is not None)
-            wishes.append(Scripted(file, time.time_ns, listener, RegexLimit().search))
+            told.append(Scripted(file, time.time_ns, listener, RegexLimit().search))
         if settings.reply_dataset is not None:
-            wishes.append(Dataset(Path(settings.reply_dataset), Lookup(settings.reply_dataset_lookup)))
+            told.append(Dataset(Path(settings.reply_dataset), Lookup(settings.reply_dataset_lookup)))
     except ScriptError as error:
         raise SetupError(f"reply_script: {error}") from error
     except DatasetError as error:
         raise SetupError(f"reply_dataset: {error}") from error
-    return wishes if calling is None else [*wishes, calling]
+    return told
 
 
 def _reasoning(settings: Settings, tokenizer: Tokenizer | None) -> Reasoning | None:

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the engine and the transport report: counted, and told as lines of the log."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from structlog.typing import FilteringBoundLogger
 
 from mockengine.engine.observer import Served
+from mockengine.faults.catalog import NAMES
 from mockengine.logs import Event
 from mockengine.status import Counts
 from mockengine.wire.codec import Flaw
@@ -29,6 +30,7 @@ class Journal:
         # Series that are there from the start can be watched for their first increase.
         self.counts.finished.update({reason.name.lower(): 0 for reason in FinishReason})
         self.counts.dropped.update(dict.fromkeys([*Flaw, "init"], 0))
+        self.counts.faults.update(dict.fromkeys(NAMES, 0))
         self.turned_at = 0.0
         self._stalled: set[int] = set()
         self._replays_refused: set[tuple[int, str]] = set()
@@ -150,6 +152,14 @@ class Journal:
             differences=list(differences),
             hint="steps take as long as there, but fill in another way: set these as there, or take another profile",
         )
+
+    def settings_changed(self, changes: Mapping[str, object]) -> None:
+        """Log that settings have other values now."""
+        self._log.info(Event.SETTINGS_CHANGED, changes=dict(changes))
+
+    def reconfigure(self, log: FilteringBoundLogger, *, log_requests: bool) -> None:
+        """Write to another log, and requests or not."""
+        self._log, self._log_requests = log, log_requests
 
     def script_reloaded(self, file: str, rules: int) -> None:
         """Log that a script has changed and is in effect."""

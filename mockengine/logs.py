@@ -48,6 +48,7 @@ class Event(StrEnum):
     ENGINE_FAILED = "engine failed"
     RELEASE_CONTRADICTED = "release contradicted"
     PROFILE_DIFFERS = "profile differs"
+    SETTINGS_CHANGED = "settings changed"
     SCRIPT_RELOADED = "script reloaded"
     SCRIPT_REFUSED = "script refused"
     FAULT_FIRED = "fault fired"
@@ -80,11 +81,20 @@ def configure(
     ]
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[log_level]),
+        wrapper_class=_wrapper(log_level),
         logger_factory=_Output(stream, lambda count: _loss_line(processors, count)),
         # A cached logger would go on writing where an earlier call sent it.
         cache_logger_on_first_use=False,
     )
+
+
+def set_level(log_level: Literal["debug", "info", "warning", "error"]) -> None:
+    """Drop what is less severe than that from now on, for loggers that are made after this call."""
+    structlog.configure(**structlog.get_config() | {"wrapper_class": _wrapper(log_level)})
+
+
+def _wrapper(log_level: Literal["debug", "info", "warning", "error"]) -> type[Any]:
+    return structlog.make_filtering_bound_logger(_LEVELS[log_level])
 
 
 def get_logger() -> FilteringBoundLogger:

@@ -19,10 +19,12 @@ from mockengine.engine_setup import EngineSetup, SetupError, set_up
 from mockengine.faults.of_joining import SpoiledJoin
 from mockengine.journal import Journal
 from mockengine.publishers import Publishers
+from mockengine.remote import Remote
 from mockengine.settings import Settings
 from mockengine.state_file import Served, StateFile, StateFileError
 from mockengine.transport.abandoned import AbandonedFrontend
 from mockengine.transport.calamities import Calamities, CrashError
+from mockengine.transport.desk import Desk
 from mockengine.transport.handshake import JoinPlan, JoinTimeoutError, join
 from mockengine.transport.kv_publisher import KvEventsError, KvEventsPlan
 from mockengine.transport.loop import Ending, Loop
@@ -99,7 +101,7 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
         service = _Service(settings, context, stop, journal, state_file, admin, publishers, setup)
         if admin is not None:
             cleanup.callback(admin.close)
-            admin.start(service.view(), journal.admin_failed, stop.fail)
+            admin.start(service.view(), service.remote, journal.admin_failed, stop.fail)
         exit_code, reason = service.run()
         # Blocks until what was said last has left, or its linger time is over.
         context.term()
@@ -128,7 +130,8 @@ class _Service:
         self._state_file = state_file
         self._admin = admin
         self._publishers = publishers
-        self._setup = setup
+        self._desk = Desk(stop.wake)
+        self.remote = Remote(setup, self._desk, journal, stop.wake)
         self._instance_id = uuid4().hex
         self._ranks = _ranks(settings)
         self._watch = Watch(self._ranks, journal, stop, time.monotonic())
@@ -198,7 +201,8 @@ class _Service:
             limit_bytes=settings.most_bytes_ahead,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
             abandoned=abandoned,
-            spoil=lambda: SpoiledJoin(self._setup.injector.on_join()),
+            between=self._desk.work_off,
+            spoil=lambda: SpoiledJoin(self.remote.setup.injector.on_join()),
         )
         try:
             session = join(self._context, plan, self._stop, self._journal, time.monotonic)
@@ -222,7 +226,8 @@ class _Service:
         ranks = self._make_ranks(session.init)
         self._watch.serving(session, ranks)
         poller = zmq.Poller()
-        calamities = Calamities(self._setup.injector, session, ranks, self._stop)
+        calamities = Calamities(self.remote.injector, session, ranks, self._stop, self._desk)
+        self.remote.serving(ranks, session.init)
         presence = Presence(
             self._context,
             session,
@@ -252,6 +257,7 @@ class _Service:
             # Its sockets would keep the context from ending.
             presence.close()
             self._watch.joining()
+            self.remote.joining()
         if ending is Ending.FRONTEND_LOST:
             self._lose(session, ranks, presence, served_s=time.monotonic() - started)
         return ending
@@ -320,13 +326,15 @@ class _Service:
 
     def _make_ranks(self, init: Init) -> Ranks:
         settings = self._settings
-        config = self._setup.config(init)
+        config = self.remote.setup.config(init)
         release = settings.vllm_version
         dialect = Dialect(None if release == "auto" else line_of_release(release))
         self._publishers.begin()
         return Ranks(
             [
-                EngineCore(rank, config, dialect, self._journal, self._publishers.sink(rank), self._setup.injector)
+                EngineCore(
+                    rank, config, dialect, self._journal, self._publishers.sink(rank), self.remote.setup.injector
+                )
                 for rank in self._ranks
             ]
         )

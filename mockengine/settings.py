@@ -33,6 +33,7 @@ from mockengine.settings_types import (
     OptionalPath,
     OptionalRates,
     OptionalRules,
+    OptionalToken,
     OptionalTopic,
     OutputLength,
     ReasoningLength,
@@ -45,7 +46,19 @@ from mockengine.settings_types import (
 )
 
 PREFIX: Final = "MOCKENGINE_"
+LIVE: Final = frozenset(
+    {
+        *("time_scale", "timing_distribution", "ttft_ms", "ttft_stddev_ms", "prefill_ms_per_token"),
+        *("prefill_stddev_ms_per_token", "itl_ms", "itl_stddev_ms", "time_factor_under_load"),
+        *("step_base_ms", "step_ms_per_prefill_token", "step_ms_per_decode", "step_ms_per_context_token"),
+        *("step_jitter", "max_num_seqs", "max_num_batched_tokens"),
+        *("reply_source", "output_length", "default_output_tokens", "reasoning_length", "tool_call_probability"),
+        *("steering", "log_requests", "log_level"),
+    }
+)
+"""Settings that may change while the engine runs."""
 
+_SECRETS: Final = frozenset({"admin_token"})
 _MOST_AHEAD_BYTES: Final = 2**20
 _MAX_SEED: Final = 2**64 - 1
 
@@ -133,6 +146,18 @@ class Settings(BaseSettings):
         ge=0,
         le=2**16 - 1,
         description="Port for health, readiness and metrics over HTTP; 0 is off, the container image sets 29555.",
+    )
+
+    admin_token: OptionalToken = Field(
+        default=None,
+        description="Secret that whoever changes anything over HTTP has to send, as Authorization: Bearer SECRET.",
+    )
+    admin_insecure: bool = Field(
+        default=False,
+        description=(
+            "Let anybody who reaches the admin port change things without admin_token, even where admin_host is not "
+            "of this machine alone."
+        ),
     )
 
     # The engine that is played
@@ -574,6 +599,8 @@ class Description:
     allowed: str
     sentence: str
     is_switch: bool
+    is_live: bool
+    is_secret: bool
 
 
 def describe() -> dict[str, Description]:
@@ -591,6 +618,8 @@ def describe() -> dict[str, Description]:
             allowed=_allowed(field),
             sentence=field.description or "",
             is_switch=field.annotation is bool,
+            is_live=name in LIVE,
+            is_secret=name in _SECRETS,
         )
     return descriptions
 

@@ -71,10 +71,11 @@ def _tables() -> str:
 
 
 def _table(settings: Sequence[Description]) -> str:
-    rows = ["| YAML key, flag, variable | default | allowed | meaning |", "|---|---|---|---|"]
+    rows = ["| YAML key, flag, variable | default | allowed | meaning | live |", "|---|---|---|---|---|"]
     for setting in settings:
         names = "<br>".join(f"`{name}`" for name in (setting.name, setting.flag, setting.variable))
-        rows.append(f"| {names} | {setting.default} | {setting.allowed} | {setting.sentence} |")
+        live = "yes" if setting.is_live else ""
+        rows.append(f"| {names} | {setting.default} | {setting.allowed} | {setting.sentence} | {live} |")
     return "\n".join(rows)
 
 

@@ -12,12 +12,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from mockengine.settings import PREFIX, Settings, as_text, describe
+from mockengine.settings import LIVE, PREFIX, Settings, as_text, describe
 from mockengine.settings_rules import combination_problems
 from mockengine.settings_types import ReasonError
 
@@ -72,6 +73,41 @@ def load(argv: Sequence[str], environ: Mapping[str, str]) -> Loaded:
     return Loaded(Settings(**values), origins)
 
 
+def changed(settings: Settings, changes: Mapping[str, object]) -> Settings:
+    """Return settings of which some are others than before, of those that may change while the engine runs.
+
+    A value is what it is in every source, or what JSON has for it; None is the default. Raises `SettingsError` with all
+    problems at once.
+    """
+    reader = _Reader()
+    values = dict(settings)
+    given: dict[str, list[_Given]] = {}
+    for name, value in changes.items():
+        if name not in LIVE:
+            reader.problems.append(_not_live(name))
+        elif value is None:
+            values[name] = Settings.model_fields[name].default
+        elif isinstance(value, str | int | float):
+            given[name] = [_Given(as_text(value).strip(), "", name)]
+        else:
+            reader.problems.append(f"{_shown(name)}: neither a text nor a number nor true or false")
+    read = reader.validate(given)
+    values |= {name: read[name] for name in given if name in read}
+    for names, text in combination_problems(values):
+        shown = ", ".join(f"{name} {_shown(as_text(values[name]))}" for name in names)
+        reader.problems.append(f"{shown}: {text}")
+    if reader.problems:
+        raise SettingsError(reader.problems)
+    return Settings(**values)
+
+
+def _not_live(name: str) -> str:
+    if name in Settings.model_fields:
+        return f"{name}: it does not change while the engine runs (start the engine with it)"
+    hint = _hint(name, LIVE, f"those that may change are {', '.join(sorted(LIVE))}")
+    return f"{_shown(name)}: there is no such setting ({hint})"
+
+
 @dataclass(frozen=True, slots=True)
 class _Given:
     """A value as it was written, where that was, and the words that begin a line about it."""
@@ -103,18 +139,21 @@ class _Reader:
         values: dict[str, Any] = {}
         for name, field in Settings.model_fields.items():
             values[name] = field.default
-            annotation: Any = Annotated[field.annotation, field]
             for one in given.get(name, ()):
                 try:
-                    values[name] = TypeAdapter(annotation).validate_python(one.text)
+                    values[name] = _adapter(name).validate_python(one.text)
                 except ValueError as error:
                     # Mostly pydantic's ValidationError; UnicodeEncodeError for a variable that is not UTF-8.
                     values.pop(name, None)
-                    self._refuse(one.place, one.text, self._descriptions[name].allowed, _reason(error))
+                    description = self._descriptions[name]
+                    text = None if description.is_secret else one.text
+                    self._refuse(one.place, text, description.allowed, _reason(error))
         return values
 
-    def _refuse(self, place: str, text: str, allowed: str, reason: str = "") -> None:
-        self.problems.append(f"{place}: {_shown(text)} is not allowed{reason} (use {allowed})")
+    def _refuse(self, place: str, text: str | None, allowed: str, reason: str = "") -> None:
+        """Note that a value is not allowed, or, without one, a secret."""
+        shown = "what is given" if text is None else _shown(text)
+        self.problems.append(f"{place}: {shown} is not allowed{reason} (use {allowed})")
 
     def _read_flags(self, argv: Sequence[str]) -> list[tuple[str, _Given]]:
         """Read `--name value`, `--name=value` and, for switches, `--name` and `--no-name`; the last one wins.
@@ -208,6 +247,14 @@ class _Reader:
                 elif value.value.strip() and not value.tag.endswith(":null"):
                     given.append((name, _Given(value.value.strip(), f"{file}:{line}", place)))
         return given
+
+
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    """Return what reads the value of a setting; to make it takes some milliseconds, which a running engine notices."""
+    field = Settings.model_fields[name]
+    annotation: Any = Annotated[field.annotation, field]
+    return TypeAdapter(annotation)
 
 
 def _is_value_next(words: Sequence[str]) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 from mockengine.durations import ALLOWED_DURATIONS, LONGEST_MS, duration_ms
 from mockengine.lengths import FORMS as LENGTH_FORMS
@@ -203,11 +203,6 @@ def _check_path(value: str | None) -> str | None:
     return value
 
 
-def _rules_as_text(value: object) -> object:
-    """Let rules stand in a file of settings as they are."""
-    return json.dumps(value) if isinstance(value, list) else value
-
-
 def _check_rules(value: str | None) -> str | None:
     is_json = value is not None and value.lstrip()[:1] in ("[", "{")
     return value if is_json else _check_path(value)
@@ -246,10 +241,12 @@ OptionalPath = Annotated[
     Allowed(f"path of a file, of at most {_MAX_PATH_BYTES} bytes"),
     AfterValidator(_check_path),
 ]
+OptionalToken = Annotated[
+    SecretStr | None, Allowed("text of 8 to 1024 characters"), Field(min_length=8, max_length=1_024)
+]
 OptionalRules = Annotated[
     str | None,
     Allowed(f"JSON of a list of rules, or path of a file of them, of at most {_MAX_PATH_BYTES} bytes"),
-    BeforeValidator(_rules_as_text),
     AfterValidator(_check_rules),
 ]
 FormName = Annotated[

@@ -45,6 +45,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     ),
     Event.SCRIPT_RELOADED: lambda journal: journal.script_reloaded("replies.yaml", 12),
     Event.SCRIPT_REFUSED: lambda journal: journal.script_refused("replies.yaml", ["replies.yaml:3: a reason"]),
+    Event.SETTINGS_CHANGED: lambda journal: journal.settings_changed({"itl_ms": 20.0}),
     Event.FAULT_FIRED: lambda journal: journal.fault_fired("flaky", "error", 0, "cmpl-1"),
     Event.REQUEST_REFUSED: lambda journal: journal.request_refused("cmpl-1", 0, 1, "a reason"),
     Event.KV_TRANSFER_IGNORED: lambda journal: journal.transfer_ignored("r1", 0, 0, "kv_role is none"),

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from mockengine.settings import Description, Settings, as_text, describe
 from mockengine.settings_rules import combination_problems
-from mockengine.settings_sources import load
+from mockengine.settings_sources import SettingsError, load
 from mockengine.settings_types import ReasonError, acceptance_rates
 
 # Values of the settings whose values are neither numbers nor choices.
@@ -39,6 +39,7 @@ _SAMPLES: dict[str, SearchStrategy[object]] = {
         ]
     ),
     "admin_host": st.sampled_from(["127.0.0.1", "0.0.0.0", "::", "::1", "fe80::1%eth0", "localhost"]),  # noqa: S104
+    "admin_token": st.sampled_from(["secret-enough", "é" * 8]),
     "state_file": st.sampled_from(["/var/lib/mockengine/state.json", "state", "a folder/state", "é"]),
     "tokenizer": st.sampled_from(["/models/mock", "tokenizer.json", "a folder/tokenizer.json"]),
     "faults": st.sampled_from(["/etc/mockengine/faults.yaml", '[{"what": "hang"}]']),
@@ -157,6 +158,17 @@ def test_a_value_means_the_same_as_flag_variable_and_yaml(
     from_yaml = load([*flags, "--config", file], {}).settings
 
     assert [from_flag, from_two_words, from_variable, from_yaml] == [expected] * 4
+
+
+def test_a_secret_is_never_shown() -> None:
+    settings = load([], {"MOCKENGINE_ADMIN_TOKEN": "secret-enough"}).settings
+    assert as_text(settings.admin_token) == "**********"
+    assert "secret-enough" not in repr(settings)
+    with pytest.raises(SettingsError) as refused:
+        load([], {"MOCKENGINE_ADMIN_TOKEN": "secret"})
+    assert str(refused.value).endswith(
+        "MOCKENGINE_ADMIN_TOKEN: what is given is not allowed (use text of 8 to 1024 characters)"
+    )
 
 
 def test_nothing_given_gives_the_defaults() -> None:

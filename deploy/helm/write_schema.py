@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from pydantic import AfterValidator, BeforeValidator
 
-from mockengine.durations import duration_ms
 from mockengine.settings import Settings
 from mockengine.settings_types import BLOCK_SIZES, TASKS
 
@@ -94,8 +93,7 @@ def text() -> str:
 
 
 def _in_helm(name: str, described: dict[str, Any]) -> dict[str, Any]:
-    facts = Settings.model_fields[name].metadata
-    is_duration = any(isinstance(fact, BeforeValidator) and fact.func is duration_ms for fact in facts)
+    is_duration = any(isinstance(fact, BeforeValidator) for fact in Settings.model_fields[name].metadata)
     checked = _checked_by_code(name)
     if "anyOf" in checked:
         described = {key: value for key, value in described.items() if key != "type"}

@@ -12,8 +12,10 @@ from fastapi.routing import APIRoute
 from prometheus_client.exposition import choose_encoder
 from pydantic import BaseModel
 
+from mockengine.admin.control import add_control
 from mockengine.admin.metrics import make_registry
 from mockengine.admin.view import View
+from mockengine.remote import Remote
 from mockengine.status import State, Status
 
 HEALTH_PATIENCE_S: Final = 1.5
@@ -49,9 +51,10 @@ class Readiness(BaseModel):
     ranks: list[RankReadiness]
 
 
-def make_app(view: View) -> FastAPI:
-    """Return the application that answers from `view`."""
+def make_app(view: View, remote: Remote) -> FastAPI:
+    """Return the application that answers from `view`, and changes the engine by `remote`."""
     app = FastAPI(title="mockengine", version=view.version, docs_url=None, redoc_url=None)
+    add_control(app, remote)
     registry = make_registry(view)
 
     @app.api_route("/health", methods=_METHODS, response_model_exclude_none=True, responses={503: {"model": Health}})

@@ -7,6 +7,7 @@ joined, or until it is clear that there is no frontend yet; who connects before 
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from mockengine.admin.view import View
+from mockengine.remote import Remote
 
 if TYPE_CHECKING:
     from mockengine.admin.server import Server
@@ -22,6 +24,7 @@ _PACKAGES: Final = ("fastapi", "prometheus_client", "uvicorn")
 # A frontend that is there is joined within this time.
 _HEAD_START_S: Final = 0.25
 _QUEUE: Final = 128
+_SWITCH_S: Final = 0.000_2
 # The end of the process waits no longer for answers that are under way.
 _FAREWELL_S: Final = 0.3
 
@@ -60,17 +63,24 @@ class AdminPort:
         self._thread: threading.Thread | None = None
 
     def start(
-        self, view: View, complain: Callable[[str, BaseException | None], None], fail: Callable[[BaseException], None]
+        self,
+        view: View,
+        remote: Remote,
+        complain: Callable[[str, BaseException | None], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         """Answer from `view`, on a thread.
 
         Args:
             view: the engine.
+            remote: changes it.
             complain: hears of a request that could not be answered because of a defect.
             fail: hears of an error that ended the thread.
 
         """
-        self._thread = threading.Thread(target=self._work, args=(view, complain, fail), name="admin", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, args=(view, remote, complain, fail), name="admin", daemon=True
+        )
         self._thread.start()
 
     def begin(self) -> None:
@@ -90,15 +100,21 @@ class AdminPort:
         self._socket.close()
 
     def _work(
-        self, view: View, complain: Callable[[str, BaseException | None], None], fail: Callable[[BaseException], None]
+        self,
+        view: View,
+        remote: Remote,
+        complain: Callable[[str, BaseException | None], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         self._may_begin.wait(_HEAD_START_S)
+        # Whoever answers here keeps the engine's thread from its next step for as long as this, not for 5 ms.
+        sys.setswitchinterval(_SWITCH_S)
         if self._closed.is_set():
             return
         try:
             from mockengine.admin.server import Server  # noqa: PLC0415 - see the top of this file
 
-            server = Server(view, complain)
+            server = Server(view, remote, complain)
             with self._lock:
                 if self._closed.is_set():
                     return

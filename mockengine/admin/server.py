@@ -12,6 +12,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mockengine.admin.app import make_app
 from mockengine.admin.view import View
+from mockengine.remote import Remote
 
 # Seconds that a client has for its first request.
 _PATIENCE_S: Final = 5.0
@@ -22,10 +23,10 @@ _MOST_CONNECTIONS: Final = 256
 class Server:
     """Runs in one thread, and may be ended from another."""
 
-    def __init__(self, view: View, complain: Callable[[str, BaseException | None], None]) -> None:
+    def __init__(self, view: View, remote: Remote, complain: Callable[[str, BaseException | None], None]) -> None:
         _send_errors_to(complain)
         config = uvicorn.Config(
-            make_app(view),
+            make_app(view, remote),
             loop="asyncio",
             http=_Protocol,
             ws="none",

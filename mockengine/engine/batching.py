@@ -7,6 +7,7 @@ ended, or after it was scheduled if nothing was being computed.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +21,7 @@ from mockengine.engine.said import Spoken
 from mockengine.engine.scheduled import KvEventSink, ScheduledRunner
 from mockengine.engine.scheduler import PauseState
 from mockengine.engine.steps import Pipeline, Step
-from mockengine.engine.timing import StepTiming
+from mockengine.engine.timing import RequestTiming, StepTiming
 from mockengine.wire.requests import EngineCoreRequest
 
 _SYNCHRONOUS: Final = 1
@@ -72,6 +73,7 @@ class BatchRunner(ScheduledRunner):
         self._depth = _ASYNCHRONOUS if batching.async_scheduling else _SYNCHRONOUS
         self._pipeline = Pipeline(self._scheduler, self._depth)
         self._tokens_per_step = config.most_tokens_per_step
+        self._rank = rank
         self._timing = timing
         self._own = OwnSequences()
         self._held: AbstractSet[int] = frozenset()
@@ -205,6 +207,20 @@ class BatchRunner(ScheduledRunner):
         """Stop the admission of requests, or everything, or nothing."""
         super().pause(state, now)
         self._note_change()
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Go on with other times and limits, from the next step that is scheduled on."""
+        timing = config.timing_of(self._rank)
+        if not isinstance(timing, RequestTiming):
+            self._timing = timing
+        if config.batching is not None:
+            self.limit(config.batching)
+        self._note_change()
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said."""
+        yield from super().in_flight()
+        yield from ((request, request.output_tokens) for request, _ in self._arrived.values())
 
     def occupy_kv_cache(self, share: float) -> None:
         """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""

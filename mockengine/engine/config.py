@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from mockengine.engine.drafts import SpeculationConfig
 from mockengine.engine.mm_cache import MmCacheConfig
-from mockengine.engine.timing import TimingConfig
+from mockengine.engine.timing import Timing, TimingConfig, make_timing
 from mockengine.replies.planner import RepliesConfig
 
 GENERATION_TASKS: Final = frozenset({"generate", "transcription", "realtime"})
@@ -153,3 +153,8 @@ class EngineConfig:
     def reports_finished_requests(self) -> bool:
         """Whether frontends count on hearing of every finished and aborted id (protocol section 4.5)."""
         return self.has_coordinator or self.data_parallel_size > 1
+
+    def timing_of(self, rank: int) -> Timing:
+        """Return how long things take on a rank; raises `ValueError` where a duration of mean 0 has a spread."""
+        most = 1 if self.batching is None else self.batching.max_num_seqs
+        return make_timing(self.timing, max_num_seqs=most, seed=self.replies.seed, rank=rank)

@@ -6,16 +6,18 @@ be sent, in that order.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final
 
 from mockengine.engine.calls import Calls
 from mockengine.engine.config import EngineConfig
 from mockengine.engine.control import FAULT_TOLERANCE, SHUTTING_DOWN
 from mockengine.engine.dialect import Dialect
 from mockengine.engine.faulty import RankFaults
-from mockengine.engine.observer import Observer
+from mockengine.engine.observer import Observer, Served
 from mockengine.engine.outgoing import COORDINATOR, Outbound, Outgoing
 from mockengine.engine.parts import make_parts
 from mockengine.engine.pausing import ENGINE_PAUSED
@@ -28,6 +30,7 @@ from mockengine.engine.scheduler import PauseState
 from mockengine.engine.sessions import Outcome, Sessions, Turn
 from mockengine.engine.waves import Wave
 from mockengine.faults.injector import Injector
+from mockengine.replies.planner import Planner
 from mockengine.wire.codec import Flaw
 from mockengine.wire.messages import Abort, Add, Message, StartDpWave, Unreadable
 from mockengine.wire.outputs import (
@@ -41,7 +44,12 @@ from mockengine.wire.outputs import (
     WaveComplete,
 )
 from mockengine.wire.requests import EngineCoreRequest
+from mockengine.wire.stats import SchedulerStats
 from mockengine.wire.utility import UtilityCall, failure_message
+
+ENGINE_DRAINING: Final = RequestError(
+    "engine_draining", "the engine is drained: it takes no requests until it rejoins (ask another one)", retryable=True
+)
 
 
 class EngineCore:
@@ -51,6 +59,7 @@ class EngineCore:
         rank: its index.
         wave: where it is in the waves of a mixture of experts.
         faults: what goes wrong on it.
+        is_draining: whether new requests are refused, such that others may serve them, while those that run go on.
 
     """
 
@@ -76,6 +85,7 @@ class EngineCore:
         """
         self.rank = rank
         self.wave = Wave()
+        self.is_draining = False
         self.faults = RankFaults(rank, injector or Injector((), config.replies.seed), dialect)
         self._config = config
         self._dialect = dialect
@@ -293,6 +303,34 @@ class EngineCore:
         due = self._runner.due(now, blocked)
         return due is not None and due <= now
 
+    # What others may do to it between two steps.
+
+    def reconfigure(self, config: EngineConfig, planner: Planner) -> None:
+        """Go on in another way: replies from the next request on, times and limits from the next step on.
+
+        Args:
+            config: as before, but for replies, timing and limits.
+            planner: of replies as `config` has them.
+
+        """
+        self._reception.reconfigure(config, planner)
+        self._runner.reconfigure(config)
+
+    def in_flight(self) -> Iterator[tuple[Served, float]]:
+        """Yield every request as far as it has got, and when it was accepted."""
+        pooled = ((request, request.output_tokens) for request in self._pooled.requests())
+        for request, tokens in chain(self._runner.in_flight(), pooled):
+            yield replace(request.served(self.rank), output_tokens=tokens), request.accepted_at
+
+    def load(self) -> SchedulerStats:
+        """Return how many requests run and wait, and how full the cache is."""
+        return self._runner.load()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether nothing is stepped, or admitted, because of a call."""
+        return self._pausing.is_paused
+
     def occupy_kv_cache(self, share: float) -> None:
         """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""
         self._runner.occupy_kv_cache(share)
@@ -317,9 +355,10 @@ class EngineCore:
         refusal = None if is_heard and not request.resumable else self._reception.refusal(request)
         if is_heard:
             return self._follow(self._sessions.hear(request, refusal, now), now)
-        if self._pausing.rejects_new and refusal is None and not request.abort_immediately:
+        turned_away = ENGINE_PAUSED if self._pausing.rejects_new else ENGINE_DRAINING if self.is_draining else None
+        if turned_away is not None and refusal is None and not request.abort_immediately:
             # More input of what runs is not new, and was heard above.
-            return self._refuse(request, request.client_index, self._reception.problem(request) or ENGINE_PAUSED, now)
+            return self._refuse(request, request.client_index, self._reception.problem(request) or turned_away, now)
         if request.resumable and not request.abort_immediately and request.request_id not in self._runner:
             return self._follow(self._sessions.open(request, refusal, now), now)
         if refusal is not None:

@@ -6,11 +6,12 @@ passed over by others that need none.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from mockengine.engine.adapters import Adapters
+from mockengine.engine.config import EngineConfig
 from mockengine.engine.requests import Request
 from mockengine.engine.runner import FreeRunner
 from mockengine.engine.said import Spoken
@@ -173,6 +174,15 @@ class Gate:
 
     def occupy_kv_cache(self, share: float) -> None:
         """Do nothing: there is no cache."""
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Go on at another pace."""
+        self._runner.reconfigure(config)
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said."""
+        yield from self._runner.in_flight()
+        yield from ((request, request.output_tokens) for request, _ in self._held.values())
 
     # What is reported.
 

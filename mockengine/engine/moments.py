@@ -65,6 +65,7 @@ class MomentRunner(ScheduledRunner):
         # A prompt in chunks would have several moments before its first token.
         limits = replace(batching or _NO_LIMITS, max_num_batched_tokens=_NO_LIMIT, long_prefill_token_threshold=0)
         super().__init__(make_requests(rank, config, limits, kv_event_sink, adapters))
+        self._rank = rank
         self._timing = timing
         self._blocked: AbstractSet[int] = frozenset()
         # When each running sequence is due.
@@ -168,6 +169,15 @@ class MomentRunner(ScheduledRunner):
         """Return that, and queries and hits of the prefix cache since the call before."""
         stats = super().take_stats()
         return stats if self._is_limited else replace(stats, kv_cache_usage=0.0)
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Go on with other times and limits; moments that are set already stay."""
+        timing = config.timing_of(self._rank)
+        if isinstance(timing, RequestTiming):
+            self._timing = timing
+        if config.batching is not None:
+            self.limit(replace(config.batching, max_num_batched_tokens=_NO_LIMIT))
+        self._has_news = True
 
     def occupy_kv_cache(self, share: float) -> None:
         """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""

@@ -14,12 +14,13 @@ class OwnLane:
 
     Attributes:
         requests: by id, with their moments.
+        usual_itl_s: time from one output to the next of those that have none of their own.
 
     """
 
     def __init__(self, usual_itl_s: float) -> None:
         """Begin with nobody; what has no time of its own takes none before the first output, and that after it."""
-        self._usual_itl_s = usual_itl_s
+        self.usual_itl_s = usual_itl_s
         self.requests: dict[str, tuple[Request, Moments]] = {}
         # By client, since one that takes no output holds up nobody else.
         self._agendas: dict[int, Agenda[Request]] = {}
@@ -70,11 +71,11 @@ class OwnLane:
                 self.take(request.request_id)
                 continue
             _, moments = self.requests[request.request_id]
-            self._agendas[request.client].put(request, moments.advance(self._usual_itl_s))
+            self._agendas[request.client].put(request, moments.advance(self.usual_itl_s))
 
     def take_usual(self, requests: Sequence[Request]) -> list[Request]:
         """Remove those of the requests that go on without a time of their own, where that takes none at all."""
-        if self._usual_itl_s:
+        if self.usual_itl_s:
             return []
         here = [self.requests[request.request_id] for request in requests if request.request_id in self.requests]
         over = [request for request, moments in here if moments.are_over]

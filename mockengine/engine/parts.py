@@ -18,7 +18,7 @@ from mockengine.engine.pausing import Pausing
 from mockengine.engine.runner import FreeRunner, Runner
 from mockengine.engine.scheduled import KvEventSink
 from mockengine.engine.sleeping import Sleeping
-from mockengine.engine.timing import RequestTiming, make_timing
+from mockengine.engine.timing import RequestTiming
 from mockengine.engine.weights import Weights
 
 
@@ -86,8 +86,7 @@ def make_parts(
 def _make_runner(
     rank: int, config: EngineConfig, kv_event_sink: KvEventSink | None, adapters: Adapters | None
 ) -> Runner:
-    most = config.batching.max_num_seqs if config.batching is not None else 1
-    timing = make_timing(config.timing, max_num_seqs=most, seed=config.replies.seed, rank=rank)
+    timing = config.timing_of(rank)
     if isinstance(timing, RequestTiming):
         return MomentRunner(rank, config, config.batching, timing, kv_event_sink, adapters)
     if config.batching is not None:

@@ -7,6 +7,7 @@ the next. Until then they are in flight as they were, and nothing is made for a 
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final
@@ -48,6 +49,10 @@ class PooledReplies:
     def has_some_for_others_than(self, blocked: AbstractSet[int]) -> bool:
         """Whether something can be computed for a client that takes output."""
         return any(client not in blocked for client in self._num_of_client)
+
+    def requests(self) -> Iterator[Request]:
+        """Yield every request."""
+        yield from (unsaid.request for unsaid in self._unsaid.values())
 
     def take(self, request_id: str) -> Request | None:
         """Remove a request that nobody waits for any more."""

@@ -61,7 +61,12 @@ class Reception:
         self._mm_cache = mm_cache
         self._is_in_flight = is_in_flight
         self._faults = faults
-        self._planner = Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
+        self._planner = make_planner(config)
+
+    def reconfigure(self, config: EngineConfig, planner: Planner) -> None:
+        """Plan replies in another way from the next request on."""
+        self._config = config
+        self._planner = planner
 
     def refusal(self, request: EngineCoreRequest) -> EngineCoreOutput | None:
         """Return how a request ends at once whatever it asks, if it does."""
@@ -146,6 +151,11 @@ class Reception:
         if problem is not None:
             self._observer.transfer_ignored(request.request_id, self._rank, request.client_index, problem)
         return transfer
+
+
+def make_planner(config: EngineConfig) -> Planner:
+    """Return what plans the replies of an engine; ranks may share it."""
+    return Planner(config.replies, config.max_model_len, config.most_tokens_per_step)
 
 
 def invalid(message: str) -> RequestError:

@@ -6,6 +6,7 @@ in. `batching` has the way of vLLM's scheduler.
 """
 
 from collections import Counter
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
@@ -105,6 +106,12 @@ class Runner(Protocol):
 
     def occupy_kv_cache(self, share: float) -> None:
         """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it. None has none to hold."""
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Go on with other times and limits, from the next step on; what is due already stays so."""
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said."""
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""
@@ -228,6 +235,18 @@ class FreeRunner:
 
     def occupy_kv_cache(self, share: float) -> None:
         """Do nothing: there is no cache."""
+
+    def reconfigure(self, config: EngineConfig) -> None:
+        """Go on at another pace."""
+        self._pace = Pace(config.itl_s)
+        self._has_pace = config.itl_s > 0
+        self._own.usual_itl_s = config.itl_s
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said."""
+        yield from self._speakers.in_flight()
+        waiting = [*self._waiting.values(), *(request for request, _ in self._own.requests.values())]
+        yield from ((each, each.output_tokens) for each in waiting if each.request_id not in self._speakers)
 
     def load(self) -> SchedulerStats:
         """Return how many requests run and wait."""

@@ -8,7 +8,7 @@ however many others there are.
 Requests whose outputs take the same number of bytes share a lane.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -76,6 +76,13 @@ class RunningSet:
         if not member.lane.requests:
             self._forget_if_dear(member.lane)
         return request
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said, here and before."""
+        for lane in self._lanes.values():
+            for request in lane.requests:
+                joined_at = self._members[request.request_id].joined_at
+                yield request, request.output_tokens + (self._steps - joined_at) * self._chunk_size
 
     def _forget_if_dear(self, emptied: Lane) -> None:
         is_dear = len(self._lanes) > _KEPT_LANES or emptied.capacity > _KEPT_ROWS or isinstance(emptied, ScoredLane)

@@ -5,7 +5,7 @@
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import blake2b
@@ -307,6 +307,17 @@ class ScheduledRunner:
 
     def stand_still(self, seconds: float) -> None:
         """Do nothing: a step under way ends in its time, and the next one begins when it can."""
+
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request and the tokens that it has said."""
+        running = self._requests.speakers.in_flight()
+        said = {request.request_id: tokens for request, tokens in running}
+        for request in self._requests.by_id.values():
+            yield request, said.get(request.request_id, request.output_tokens)
+
+    def limit(self, batching: BatchingConfig) -> None:
+        """Have other limits for what runs and what is computed at once, from the next step on."""
+        self._scheduler.limit(batching.max_num_seqs, batching.max_num_batched_tokens)
 
     def occupy_kv_cache(self, share: float) -> None:
         """Have that share of the KV cache held by nobody, as far as it is free; 0 frees it."""

@@ -19,7 +19,7 @@ It reads no clock, sends nothing and knows token ids only as what blocks are nam
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 from typing import Final, Literal
@@ -204,6 +204,10 @@ class Scheduler:
         if self._connector is not None:
             self._connector.released(sequence)
         self._free(sequence)
+
+    def limit(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Have other limits from the next step on; what runs already goes on."""
+        self._config = replace(self._config, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
 
     def reset_prefix_cache(self, reset_running: bool = False, now: float = 0.0) -> bool:  # noqa: FBT001, FBT002 - vLLM's
         """Forget what is cached.

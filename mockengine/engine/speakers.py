@@ -48,6 +48,12 @@ class Speakers:
                 return running_set.leave(request_id)
         return self._speaking.pop(request_id, None)
 
+    def in_flight(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request that has said something in a step, and how many tokens."""
+        yield from ((request, request.output_tokens) for request in self._speaking.values())
+        for running_set in self._sets.values():
+            yield from running_set.in_flight()
+
     def set_apart(self, request: Request) -> None:
         """Let a request say more than tokens in the next step, which a row of a running set cannot."""
         if request.is_in_running_set:

@@ -108,6 +108,11 @@ class Injector:
         """Whether there are any."""
         return bool(self._rules)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether anything may happen."""
+        return bool(self._rules or self._calamities)
+
     def struck(self, name: str) -> int:
         """Return how often the rule of a name has struck, 0 where there is none."""
         return next((tally.struck for rule, tally in self._rules if rule.name == name), 0)
@@ -139,6 +144,12 @@ class Injector:
         return False
 
     # What happens.
+
+    def add(self, calamity: Calamity) -> None:
+        """Have something happen to the engine now, without a rule."""
+        self._calamities.append(calamity)
+        if self._listener is not None:
+            self._listener.fault_fired(calamity.rule, calamity.what.fault, calamity.rank, None)
 
     def begin(self, now: float) -> None:
         """Take note that the engine is ready, from when on times count."""
@@ -222,8 +233,6 @@ class Injector:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when something happens because of the time alone, `now` being at once, or None."""
-        if not self._rules:
-            return None
         if self._calamities:
             return now
         moments = []

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens to the engine as a whole on purpose: it crashes, freezes, does not read, loses its connections, grows.
 
-Rules say what and when (`faults.injector`); here it is done, on the thread of the loop and between its steps.
+Rules say what and when (`faults.injector`); here it is done, on the thread of the loop and between its steps, after
+what other threads have ordered.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from mockengine.faults.of_engine import (
     StaleWave,
     StopReading,
 )
+from mockengine.transport.desk import Desk
 from mockengine.transport.session import Session
 from mockengine.transport.sockets import Socket
 from mockengine.transport.stop import StopSignal
@@ -63,7 +65,7 @@ class _UnderWay:
 class Calamities:
     """Does what rules say to one frontend's session and to the process."""
 
-    def __init__(self, injector: Injector, session: Session, ranks: Ranks, stop: StopSignal) -> None:
+    def __init__(self, injector: Injector, session: Session, ranks: Ranks, stop: StopSignal, desk: Desk) -> None:
         """Begin with nothing under way.
 
         Args:
@@ -71,12 +73,14 @@ class Calamities:
             session: the frontend's sockets.
             ranks: of this process.
             stop: ends what goes on, since whoever stops an engine wants it to leave.
+            desk: what other threads want done.
 
         """
         self._injector = injector
         self._session = session
         self._ranks = ranks
         self._stop = stop
+        self._desk = desk
         self._poller = zmq.Poller()
         self._under_way: list[_UnderWay] = []
         self._now = 0.0
@@ -99,7 +103,8 @@ class Calamities:
             CrashError: the process is to end.
 
         """
-        if not self._injector.has_rules and not self._under_way:
+        self._desk.work_off()
+        if not self._injector.is_active and not self._under_way:
             return
         self._now = now
         for each in [each for each in self._under_way if now >= each.until or each.rule not in self._injector]:

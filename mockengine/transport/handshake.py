@@ -60,6 +60,7 @@ class JoinPlan:
         limit_bytes: what may wait for a client that does not read.
         farewell: message to every client when joining fails after some ranks have joined, if any.
         abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
+        between: called whenever joining wakes up, for what other threads want done.
         spoil: asked, when a frontend has answered, what is to go wrong from there on.
 
     """
@@ -75,6 +76,7 @@ class JoinPlan:
     limit_bytes: int
     farewell: Sequence[bytes] | None
     abandoned: AbandonedFrontend | None = None
+    between: Callable[[], None] = lambda: None
     spoil: Callable[[], SpoiledJoin] = SpoiledJoin
 
 
@@ -185,6 +187,7 @@ class _Attempt:
                 return None
             now = self._clock()
             self._reporter.turned(now)
+            self._plan.between()
             if now >= next_reminder:
                 self._remind()
                 next_reminder = now + _REMINDER_S

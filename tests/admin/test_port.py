@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -17,12 +17,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from mockengine.admin import port as admin_port
 from mockengine.admin.port import AdminPort, AdminPortError
 from mockengine.admin.view import View
+from mockengine.engine_setup import set_up
 from mockengine.journal import Journal
+from mockengine.remote import Journalled, Remote
 from mockengine.replies.random import RandomTokens
 from mockengine.service import StartError
+from mockengine.settings import Settings
 from mockengine.status import Counts, RankStatus, State, Status
 from mockengine.testing.double import FrontendDouble
 from mockengine.testing.processes import free_port
+from mockengine.transport.desk import Desk
 from tests.support.engine_thread import EngineThread
 from tests.support.stack import ROOT, wait_until
 
@@ -31,6 +35,7 @@ ENDLESS = 20_000_000
 ROOM: dict[str, Any] = {"max_model_len": 2 * ENDLESS, "num_gpu_blocks": 2 * ENDLESS // 16}
 NAMES = {
     *("build_info", "ready", "joins_total", "frontends_lost_total", "log_lines_dropped_total"),
+    "faults_total",
     *("requests_running", "requests_waiting", "requests_finished_total", "requests_refused_total"),
     *("prompt_tokens_total", "output_tokens_total", "messages_dropped_total"),
     *("step_lateness_seconds_bucket", "step_lateness_seconds_count", "step_lateness_seconds_sum"),
@@ -342,7 +347,7 @@ def test_it_listens_where_it_is_told(host: str) -> None:
     port = free_port()
     view = _view(lambda: Status(State.JOINING, float("inf"), (RankStatus(0),)))
     admin = AdminPort(host, port)
-    admin.start(view, _never, _never)
+    admin.start(view, _remote(), _never, _never)
     try:
         url = f"http://[{host}]:{port}/health" if ":" in host else f"http://{host}:{port}/health"
         assert httpx.get(url, trust_env=False, timeout=20).json() == {"status": "ok"}
@@ -354,7 +359,7 @@ def test_what_it_needs_is_not_loaded_before_the_engine_has_joined(monkeypatch: p
     monkeypatch.setattr(admin_port, "_HEAD_START_S", 60)
     port = free_port()
     admin = AdminPort("127.0.0.1", port)
-    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _never, _never)
+    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _remote(), _never, _never)
     try:
         # The socket takes connections, and nobody answers them yet.
         with socket.create_connection(("127.0.0.1", port), timeout=0.3) as client:
@@ -371,7 +376,7 @@ def test_what_it_needs_is_not_loaded_before_the_engine_has_joined(monkeypatch: p
 def test_a_process_that_leaves_need_not_turn() -> None:
     port = free_port()
     admin = AdminPort("127.0.0.1", port)
-    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _never, _never)
+    admin.start(_view(lambda: Status(State.LEAVING, 0.0, ())), _remote(), _never, _never)
     try:
         assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False, timeout=20).status_code == 200
     finally:
@@ -380,7 +385,7 @@ def test_a_process_that_leaves_need_not_turn() -> None:
 
 def test_it_can_be_closed_before_it_began() -> None:
     admin = AdminPort("127.0.0.1", free_port())
-    admin.start(_view(lambda: pytest.fail("nobody asks")), _never, _never)
+    admin.start(_view(lambda: pytest.fail("nobody asks")), _remote(), _never, _never)
     admin.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "admin"]
 
@@ -396,7 +401,7 @@ def test_a_defect_in_an_answer_is_logged_and_costs_that_answer() -> None:
 
     port = free_port()
     admin = AdminPort("127.0.0.1", port)
-    admin.start(_view(broken), lambda reason, error: complaints.append((reason, error)), _never)
+    admin.start(_view(broken), _remote(), lambda reason, error: complaints.append((reason, error)), _never)
     try:
         for _ in range(2):
             assert httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False, timeout=20).status_code == 500
@@ -422,6 +427,11 @@ def test_a_thread_that_ends_takes_the_engine_along(monkeypatch: pytest.MonkeyPat
 
 def _view(status: Any) -> View:
     return View("0", status, Counts(), lambda: 0, lambda: None)
+
+
+def _remote() -> Remote:
+    """Return what changes an engine that nobody has started."""
+    return Remote(set_up(Settings()), Desk(_never), cast("Journalled", None), _never)
 
 
 def _never(*_: object) -> None:

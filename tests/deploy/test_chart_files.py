@@ -45,6 +45,7 @@ SAMPLES: dict[str, tuple[Values, Values]] = {
         ["generate", "embed,token_embed", "embed, classify", '["embed", "token_classify"]'],
         ["", "plugin", "embed,", "embed;classify", "[embed]", 7, True],
     ),
+    "admin_token": (["secret-enough"], ["", "short", "x" * 1_025]),
     "faults": (['[{"what": "hang"}]', "[]", "/etc/mockengine/faults.yaml"], ["", "folder/"]),
     "reply_script": (["/etc/mockengine/replies.yaml", "rules.jsonl"], ["", "folder/"]),
     "reply_dataset": (["/data/ShareGPT_V3.json", "replies"], ["", "folder/"]),
