@@ -7,6 +7,7 @@ from structlog.typing import FilteringBoundLogger
 
 from mockengine.engine.observer import Served
 from mockengine.faults.catalog import NAMES
+from mockengine.ledger import Ledger
 from mockengine.logs import Event
 from mockengine.status import Counts
 from mockengine.wire.codec import Flaw
@@ -20,6 +21,7 @@ class Journal:
     Attributes:
         counts: what has been reported so far.
         turned_at: when the engine's thread last went through its loop, in seconds of the monotonic clock; 0 before.
+        ledger: keeps which requests are in flight for the engine that follows a killed one, if there may be any.
 
     """
 
@@ -32,6 +34,7 @@ class Journal:
         self.counts.dropped.update(dict.fromkeys([*Flaw, "init"], 0))
         self.counts.faults.update(dict.fromkeys(NAMES, 0))
         self.turned_at = 0.0
+        self.ledger: Ledger | None = None
         self._stalled: set[int] = set()
         self._replays_refused: set[tuple[int, str]] = set()
         self._log = log
@@ -44,6 +47,8 @@ class Journal:
     def request_started(self, request: Served) -> None:
         """Log that a request was accepted, unless requests are not logged."""
         self.counts.prompt_tokens += request.prompt_tokens
+        if self.ledger is not None:
+            self.ledger.started(request.request_id, request.engine, request.client)
         if self._log_requests:
             self._log.info(
                 Event.REQUEST_STARTED,
@@ -62,6 +67,8 @@ class Journal:
     def request_finished(self, request: Served, finish_reason: str, duration_s: float) -> None:
         """Log that an accepted request ended, unless requests are not logged."""
         self.counts.finished[finish_reason] += 1
+        if self.ledger is not None:
+            self.ledger.finished(request.request_id)
         if self._log_requests:
             self._log.info(
                 Event.REQUEST_FINISHED,
@@ -115,6 +122,8 @@ class Journal:
     def turned(self, now: float) -> None:
         """Note that the engine's thread goes on."""
         self.turned_at = now
+        if self.ledger is not None:
+            self.ledger.turned()
 
     def stepped(self, steps: int, lateness_s: float) -> None:
         """Count steps that were made at once, and how late they were."""
@@ -238,6 +247,12 @@ class Journal:
     def frontend_abandoned(self, outputs: Sequence[str]) -> None:
         """Log that a frontend has been told that the engine before this one is gone."""
         self._log.warning(Event.ABANDONED_FRONTEND_TOLD, outputs=list(outputs))
+
+    def resumed(self, outputs: Sequence[str], requests_lost: int) -> None:
+        """Log that the frontend of an engine that was killed is served again."""
+        self.counts.joins += 1
+        self._stalled.clear()
+        self._log.warning(Event.ENGINE_RESUMED, outputs=list(outputs), requests_lost=requests_lost)
 
     def state_not_kept(self, reason: str) -> None:
         """Log that the state file could not be written."""

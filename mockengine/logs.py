@@ -37,6 +37,7 @@ class Event(StrEnum):
     ENGINE_READY = "engine ready"
     FRONTEND_STARTING = "frontend starting"
     FRONTEND_LOST = "frontend lost"
+    ENGINE_RESUMED = "engine resumed"
     ABANDONED_FRONTEND_TOLD = "abandoned frontend told"
     STATE_NOT_KEPT = "state not kept"
     CLIENT_STALLED = "client stalled"

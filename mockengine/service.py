@@ -4,6 +4,7 @@
 import os
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Final, NoReturn
 from uuid import uuid4
 
@@ -18,6 +19,7 @@ from mockengine.engine.ranks import Ranks
 from mockengine.engine_setup import EngineSetup, SetupError, set_up
 from mockengine.faults.of_joining import SpoiledJoin
 from mockengine.journal import Journal
+from mockengine.ledger import Ledger
 from mockengine.publishers import Publishers
 from mockengine.remote import Remote
 from mockengine.settings import Settings
@@ -33,7 +35,8 @@ from mockengine.transport.session import Session
 from mockengine.transport.sockets import Context, make_context
 from mockengine.transport.stop import StopSignal
 from mockengine.watch import Watch
-from mockengine.wire.handshake import Init, ReadyResponse
+from mockengine.wire.codec import WireError
+from mockengine.wire.handshake import Init, ReadyResponse, read_init
 from mockengine.wire.kv_events import event_form
 from mockengine.wire.lines import line_of_release
 from mockengine.wire.outputs import ENGINE_CORE_DEAD
@@ -87,6 +90,9 @@ def play(settings: Settings, stop: StopSignal, journal: Journal) -> int:
         try:
             state_file = StateFile(settings.state_file)
             cleanup.callback(state_file.close)
+            if settings.state_file is not None and settings.resume:
+                journal.ledger = _ledger(settings.state_file)
+                cleanup.callback(journal.ledger.close)
             admin = AdminPort(settings.admin_host, settings.admin_port) if settings.admin_port else None
             publishers = Publishers(_kv_events(settings), _ranks(settings), journal.replay_refused)
             cleanup.callback(publishers.close)
@@ -134,6 +140,8 @@ class _Service:
         self.remote = Remote(setup, self._desk, journal, stop.wake)
         self._instance_id = uuid4().hex
         self._ranks = _ranks(settings)
+        # Release lines of a frontend that is served again.
+        self._known_lines: tuple[str, ...] = ()
         self._watch = Watch(self._ranks, journal, stop, time.monotonic())
 
     def view(self) -> View:
@@ -169,10 +177,9 @@ class _Service:
         self._journal.failed(self._stop.failure)
         return EXIT_FAILED, "failed"
 
-    def _abandoned(self) -> AbandonedFrontend | None:
-        """Return the frontend that an engine served which was killed: told of that, it is restarted and joined anew."""
-        served = self._state_file.recall(self._ranks)
-        if served is None or self._settings.leave_notice == "none":
+    def _abandoned(self, served: Served | None) -> AbandonedFrontend | None:
+        """Return the frontend that an engine served which was killed, to be served again or, restarted, joined anew."""
+        if served is None:
             return None
 
         def note() -> None:
@@ -180,7 +187,17 @@ class _Service:
             self._state_file.forget()
             self._journal.frontend_abandoned(served.outputs)
 
-        return AbandonedFrontend(self._context, served.outputs, [ENGINE_CORE_DEAD], note)
+        notice = None if self._settings.leave_notice == "none" else [ENGINE_CORE_DEAD]
+        return AbandonedFrontend(self._context, served.outputs, notice, note)
+
+    def _resumes(self, served: Served | None) -> Init | None:
+        """Return what that frontend said, if it may be served again."""
+        if served is None or not self._settings.resume:
+            return None
+        try:
+            return read_init(bytes.fromhex(served.init))
+        except (WireError, ValueError):
+            return None
 
     def _join(self) -> Session | None:
         settings = self._settings
@@ -188,7 +205,9 @@ class _Service:
         extra: dict[str, object] = {"num_gpu_blocks": settings.num_gpu_blocks}
         if settings.parallel_config_hash is not None:
             extra["parallel_config_hash"] = settings.parallel_config_hash
-        abandoned = self._abandoned()
+        served = self._state_file.recall(self._ranks)
+        self._known_lines = ()
+        abandoned = self._abandoned(served)
         plan = JoinPlan(
             address=settings.handshake_address,
             ranks=self._ranks,
@@ -201,6 +220,7 @@ class _Service:
             limit_bytes=settings.most_bytes_ahead,
             farewell=[ENGINE_CORE_DEAD] if settings.leave_notice == "dead" else None,
             abandoned=abandoned,
+            resumes=self._resumes(served),
             between=self._desk.work_off,
             spoil=lambda: SpoiledJoin(self.remote.setup.injector.on_join()),
         )
@@ -209,21 +229,24 @@ class _Service:
         finally:
             if abandoned is not None:
                 abandoned.close(_LINGER_MS)
-        if session is not None:
+        if session is not None and session.is_resumed:
+            self._known_lines = () if served is None else served.lines
+        if session is not None and not session.is_resumed:
             self._journal.ready(
                 self._ranks,
                 len(session.init.inputs),
                 time.monotonic() - started,
                 coordinator=session.init.has_coordinator,
             )
-            if self._admin is not None:
-                self._admin.begin()
+        if session is not None and self._admin is not None:
+            self._admin.begin()
         return session
 
     def _serve(self, session: Session) -> Ending:
         settings = self._settings
         started = time.monotonic()
         ranks = self._make_ranks(session.init)
+        self._disown(session, ranks)
         self._watch.serving(session, ranks)
         poller = zmq.Poller()
         calamities = Calamities(self.remote.injector, session, ranks, self._stop, self._desk)
@@ -271,8 +294,23 @@ class _Service:
         logs.flush(_LOG_FLUSH_S)
         os._exit(crash.exit_code)
 
-    def _remember(self, init: Init) -> None:
-        served = Served(tuple(self._ranks), self._settings.handshake_address, tuple(init.outputs))
+    def _disown(self, session: Session, ranks: Ranks) -> None:
+        """Tell clients of what an engine before this one had in flight, which is lost."""
+        lost = [] if self._journal.ledger is None else self._journal.ledger.take_lost()
+        if not session.is_resumed:
+            return
+        for engine in ranks.engines:
+            ids: dict[int, list[str]] = {}
+            for each in lost:
+                if each.engine == engine.rank:
+                    ids.setdefault(each.client, []).append(each.request_id)
+            for message in engine.disown(ids, time.monotonic()):
+                session.outputs[message.destination].send(message.messages)
+        self._journal.resumed(session.init.outputs, len(lost))
+
+    def _remember(self, init: Init, lines: tuple[str, ...] = ()) -> None:
+        address = self._settings.handshake_address
+        served = Served(tuple(self._ranks), address, tuple(init.outputs), init.to_wire().hex(), lines)
         problem = self._state_file.remember(served)
         if problem is not None:
             self._journal.state_not_kept(problem)
@@ -328,7 +366,8 @@ class _Service:
         settings = self._settings
         config = self.remote.setup.config(init)
         release = settings.vllm_version
-        dialect = Dialect(None if release == "auto" else line_of_release(release))
+        named = None if release == "auto" else line_of_release(release)
+        dialect = Dialect(named, self._known_lines, partial(self._remember, init))
         self._publishers.begin()
         return Ranks(
             [
@@ -376,6 +415,16 @@ class _Service:
             "it may have refused parallel_config_hash: a Python frontend of a mixture-of-experts model then logs "
             "'Configuration mismatch detected' with the expected hash, which MOCKENGINE_PARALLEL_CONFIG_HASH must name"
         )
+
+
+def _ledger(state_file: str) -> Ledger:
+    try:
+        return Ledger.beside(state_file)
+    except OSError as error:
+        raise StartError(
+            f"state_file {state_file}: the requests in flight cannot be kept beside it: {error.strerror} "
+            "(make room, let the user write there, or set resume=false)"
+        ) from error
 
 
 def _ranks(settings: Settings) -> range:

@@ -137,6 +137,14 @@ class Settings(BaseSettings):
         ),
     )
 
+    resume: bool = Field(
+        default=True,
+        description=(
+            "Go on serving the frontend of an engine that was killed, where state_file remembers it and it takes an "
+            "engine that returns, as a Rust frontend does."
+        ),
+    )
+
     # Admin port
     admin_host: Host = Field(
         default="127.0.0.1", description="Address at which the admin port listens; the container image sets 0.0.0.0."

@@ -27,12 +27,16 @@ class Served:
         ranks: engine indexes of the process that serves it.
         handshake_address: where it was joined.
         outputs: addresses on which it listens for outputs, by client index.
+        init: its INIT, in hexadecimal digits, for whoever goes on serving it; nothing from engines of before.
+        lines: release lines that it may be of, as far as it has shown.
 
     """
 
     ranks: tuple[int, ...]
     handshake_address: str
     outputs: tuple[str, ...]
+    init: str = ""
+    lines: tuple[str, ...] = ()
 
 
 _SERVED: Final = TypeAdapter(Served)

@@ -28,6 +28,7 @@ REPORTS: dict[Event, Callable[[Journal], None]] = {
     Event.FRONTEND_STARTING: lambda journal: journal.frontend_starting(10.0, 2, []),
     Event.FRONTEND_LOST: lambda journal: journal.frontend_lost("a reason", 3, 60.0, "a hint"),
     Event.ABANDONED_FRONTEND_TOLD: lambda journal: journal.frontend_abandoned(["tcp://h:1"]),
+    Event.ENGINE_RESUMED: lambda journal: journal.resumed(["tcp://h:1"], 2),
     Event.STATE_NOT_KEPT: lambda journal: journal.state_not_kept("a reason"),
     Event.ADMIN_REQUEST_FAILED: lambda journal: journal.admin_failed("a reason", RuntimeError("a defect")),
     Event.ENGINE_LEAVING: lambda journal: journal.leaving("SIGTERM", 2, 0.0),

@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "settings_docs": {"settings", "testing"},
     "logs": set[str](),
     "status": set[str](),
-    "journal": {"logs", "engine", "faults", "wire", "status"},
+    "ledger": set[str](),
+    "journal": {"ledger", "logs", "engine", "faults", "wire", "status"},
     "watch": {"journal", "status", "engine", "transport"},
     "admin": {"status", "remote", "faults", "settings", "transport"},
     "remote": {
@@ -44,7 +45,7 @@ MAY_IMPORT = {
         *("engine", "replies", "faults", "wire"),
     },
     "service": {
-        *("settings", "engine_setup", "remote", "logs", "journal", "watch", "state_file", "publishers"),
+        *("settings", "engine_setup", "remote", "ledger", "logs", "journal", "watch", "state_file", "publishers"),
         *("wire", "engine", "faults", "transport", "admin", ""),
     },
     "ctl": {"faults"},

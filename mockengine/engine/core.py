@@ -6,7 +6,7 @@ be sent, in that order.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import chain
@@ -40,6 +40,7 @@ from mockengine.wire.outputs import (
     FinishReason,
     RequestError,
     StartWave,
+    StepOutputs,
     UtilityReply,
     WaveComplete,
 )
@@ -49,6 +50,11 @@ from mockengine.wire.utility import UtilityCall, failure_message
 
 ENGINE_DRAINING: Final = RequestError(
     "engine_draining", "the engine is drained: it takes no requests until it rejoins (ask another one)", retryable=True
+)
+ENGINE_RESTARTED: Final = RequestError(
+    "engine_restarted",
+    "the engine was killed while it served this request, and is there again (ask again)",
+    retryable=True,
 )
 
 
@@ -302,6 +308,28 @@ class EngineCore:
     def _is_runner_due(self, now: float, blocked: AbstractSet[int]) -> bool:
         due = self._runner.due(now, blocked)
         return due is not None and due <= now
+
+    def disown(self, lost: Mapping[int, Sequence[str]], now: float) -> list[Outbound]:
+        """Tell clients that requests of an engine before this one are lost, and that there is no load.
+
+        Args:
+            lost: their ids, by client.
+            now: the time, in engine seconds.
+
+        """
+        return [
+            self._outgoing.encode(
+                client,
+                StepOutputs(
+                    engine_index=self.rank,
+                    timestamp=now,
+                    outputs=[last_output(each, FinishReason.ERROR, ENGINE_RESTARTED) for each in lost.get(client, ())],
+                    scheduler_stats=SchedulerStats(),
+                    finished_requests=lost.get(client, ()) if self._config.reports_finished_requests else (),
+                ),
+            )
+            for client in range(self._config.clients)
+        ]
 
     # What others may do to it between two steps.
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which release line a frontend speaks, as far as it has shown."""
 
+from collections.abc import Callable, Collection
+
 from mockengine.wire.lines import ANY, LINES, Line, in_common, lines_of_add
 from mockengine.wire.requests import EngineCoreRequest
 
@@ -13,11 +15,26 @@ class Dialect:
     call that only a newer line makes settles what the request left open.
     """
 
-    def __init__(self, line: Line | None = None) -> None:
+    def __init__(
+        self,
+        line: Line | None = None,
+        known: Collection[str] = (),
+        on_learned: Callable[[tuple[str, ...]], None] = lambda _: None,
+    ) -> None:
+        """Begin with what is known.
+
+        Args:
+            line: the one that a setting names.
+            known: without that, names of those that the frontend may be of, if it has shown before.
+            on_learned: hears the names of those that it may be of, whenever they become fewer.
+
+        """
         self._named = line
-        self._candidates: tuple[Line, ...] = LINES if line is None else (line,)
-        self._line = ANY if line is None else line
+        candidates = tuple(each for each in LINES if each.name in known) if line is None else (line,)
+        self._candidates: tuple[Line, ...] = candidates or LINES
+        self._line = in_common(candidates) if candidates else ANY
         self._is_compared = False
+        self._on_learned = on_learned
 
     @property
     def line(self) -> Line:
@@ -52,3 +69,4 @@ class Dialect:
     def _settle(self, candidates: tuple[Line, ...]) -> None:
         self._candidates = candidates
         self._line = in_common(candidates)
+        self._on_learned(tuple(line.name for line in candidates))

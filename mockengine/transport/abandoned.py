@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells a frontend whose engine was killed that its requests are lost.
+"""Finds a frontend whose engine was killed, and tells it that its requests are lost, if nothing better can be done.
 
 Such a frontend does not notice (protocol section 10): it answers 200 on /health while every request hangs, and it
 takes no other engine. What it listens to is its output sockets, on which anybody may say that the engine is dead.
@@ -16,6 +16,8 @@ from mockengine.transport.sockets import Context, PeerMonitor, Socket, make_sock
 
 # A frontend that starts opens its handshake address within this time of opening any other.
 _LEAST_DOUBT_S: Final = 1.0
+# A Rust frontend opens its handshake address first.
+_LITTLE_DOUBT_S: Final = 0.5
 _LINGER_MS: Final = 1_000
 
 
@@ -28,14 +30,14 @@ class AbandonedFrontend:
     """
 
     def __init__(
-        self, context: Context, outputs: Sequence[str], notice: Sequence[bytes], on_told: Callable[[], None]
+        self, context: Context, outputs: Sequence[str], notice: Sequence[bytes] | None, on_told: Callable[[], None]
     ) -> None:
         """Begin to look for it.
 
         Args:
             context: the process's context.
             outputs: the addresses that it gave to the engine before this one.
-            notice: the frames to send to each of them.
+            notice: the frames to send to each of them; None is to tell nobody.
             on_told: called when it has been told.
 
         """
@@ -44,6 +46,8 @@ class AbandonedFrontend:
         self._sockets: list[Socket] = []
         self._monitors: list[PeerMonitor] = []
         self._there_since: float | None = None
+        # Whether it has been tried to go on serving it.
+        self._was_tried = False
         for address in outputs:
             socket = make_socket(context, zmq.PUSH, address)
             self._sockets.append(socket)
@@ -59,23 +63,48 @@ class AbandonedFrontend:
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called although nothing has happened."""
-        return None if self._there_since is None else self._there_since + _LEAST_DOUBT_S
+        if self._there_since is None:
+            return None
+        return self._there_since + (_LEAST_DOUBT_S if self._was_tried else _LITTLE_DOUBT_S)
 
-    def look(self, now: float, *, another_starts: bool) -> None:
-        """Take in what has happened, and tell the frontend if it is there and no other one starts."""
+    def look(self, now: float, *, another_starts: bool, resume: Callable[[], bool]) -> bool:
+        """Take in what has happened; once it is there and no other one starts, resume or tell it.
+
+        Args:
+            now: the time, in seconds of the monotonic clock.
+            another_starts: whether a frontend waits for engines.
+            resume: goes on serving it, and tells whether that could be done.
+
+        Returns:
+            Whether it is served again.
+
+        """
         for monitor in self._monitors:
             monitor.read()
         is_there = [monitor.connected for monitor in self._monitors]
         if not any(is_there) or another_starts:
             self._there_since = None
-        elif self._there_since is None:
+            return False
+        if self._there_since is None:
             self._there_since = now
-        elif now >= self._there_since + _LEAST_DOUBT_S:
-            # One of its API servers may have gone before.
-            for socket in compress(self._sockets, is_there):
-                socket.send_multipart(self._notice)
-            self._on_told()
-            self.close(_LINGER_MS)
+        if now >= self._there_since + _LITTLE_DOUBT_S and not self._was_tried:
+            self._was_tried = True
+            if all(is_there) and resume():
+                self.close()
+                return True
+        if now >= self._there_since + _LEAST_DOUBT_S:
+            self._tell(is_there)
+        return False
+
+    def _tell(self, is_there: Sequence[bool]) -> None:
+        if self._notice is None:
+            self.close()
+            return
+        # One of its API servers may have gone before.
+        for socket in compress(self._sockets, is_there):
+            socket.send_multipart(self._notice)
+        self._on_told()
+        self.close(_LINGER_MS)
 
     def close(self, linger_ms: int = 0) -> None:
         """Look no longer; what was said may still leave for `linger_ms`."""

@@ -82,6 +82,11 @@ class Connection:
         return self._peer is not None and self._peer.is_ready
 
     @property
+    def minor_version(self) -> int | None:
+        """The minor version of ZMTP 3 that the peer speaks, once it has said so."""
+        return None if self._peer is None else self._peer.minor_version
+
+    @property
     def fileno(self) -> int | None:
         """The descriptor to poll, if there is one: for what the peer says, and what `awaits_writing` tells."""
         return None if self._socket is None else self._socket.fileno()

@@ -41,6 +41,8 @@ from mockengine.wire.messages import COORDINATOR_READY
 # A rank that has joined a frontend must be able to say that it is gone although joining failed as a whole.
 _FAREWELL_S: Final = 0.3
 _FIRST_REMINDER_S: Final = 5.0
+# A frontend that is there tells at once what it is.
+_TELLING_S: Final = 0.5
 _REMINDER_S: Final = 30.0
 
 
@@ -60,6 +62,7 @@ class JoinPlan:
         limit_bytes: what may wait for a client that does not read.
         farewell: message to every client when joining fails after some ranks have joined, if any.
         abandoned: the frontend of an engine that was killed, to be told while the next one is waited for, if any.
+        resumes: what that frontend said in its INIT, if it is to be served again rather than told.
         between: called whenever joining wakes up, for what other threads want done.
         spoil: asked, when a frontend has answered, what is to go wrong from there on.
 
@@ -76,6 +79,7 @@ class JoinPlan:
     limit_bytes: int
     farewell: Sequence[bytes] | None
     abandoned: AbandonedFrontend | None = None
+    resumes: Init | None = None
     between: Callable[[], None] = lambda: None
     spoil: Callable[[], SpoiledJoin] = SpoiledJoin
 
@@ -168,6 +172,7 @@ class _Attempt:
         self._started = started
         self._session: Session | None = None
         self._spoiled: SpoiledJoin | None = None
+        self._is_resumed = False
         self._abandoned_events = plan.abandoned.events if plan.abandoned is not None else []
         self._ranks = [self._greet(rank) for rank in plan.ranks]
 
@@ -182,7 +187,7 @@ class _Attempt:
             poller.register(part.monitor.events, zmq.POLLIN)
         for events in self._abandoned_events:
             poller.register(events, zmq.POLLIN)
-        while any(part.state is not _State.JOINED for part in self._ranks):
+        while not self._is_resumed and any(part.state is not _State.JOINED for part in self._ranks):
             if stop.requested:
                 return None
             now = self._clock()
@@ -395,11 +400,36 @@ class _Attempt:
         if abandoned is None:
             return
         another_starts = self._session is not None or any(part.monitor.connected for part in self._ranks)
-        abandoned.look(self._clock(), another_starts=another_starts)
+        self._is_resumed = abandoned.look(self._clock(), another_starts=another_starts, resume=self._resume)
         if self._abandoned_events and not abandoned.events:
             for events in self._abandoned_events:
                 poller.unregister(events)
             self._abandoned_events = []
+
+    def _resume(self) -> bool:
+        """Go on where the engine before this one was killed, if its frontend lets an engine return (section 10)."""
+        init = self._plan.resumes
+        if init is None:
+            return False
+        session = Session(self._context, init, self._plan.limit_bytes)
+        try:
+            session.open_outputs()
+            if session.are_of_rust(_TELLING_S):
+                for position, rank in enumerate(self._plan.ranks):
+                    session.add_rank(position, rank, self._plan.describe(rank, init).to_wire())
+                session.is_resumed = True
+        except (AddressError, zmq.ZMQError):
+            session.is_resumed = False
+        if not session.is_resumed:
+            session.close()
+            return False
+        # Nobody has heard these.
+        for part in self._ranks:
+            part.monitor.close()
+            part.handshake.close(0)
+        self._ranks.clear()
+        self._session = session
+        return True
 
     # Deadlines.
 

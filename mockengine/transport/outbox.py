@@ -60,6 +60,12 @@ class Outbox:
         return not self._pending and self._connection.has_left
 
     @property
+    def is_of_rust(self) -> bool | None:
+        """Whether the peer is a Rust frontend, which takes an engine that returns; None while it has not told."""
+        minor_version = self._connection.minor_version if self._connection.is_open else None
+        return None if minor_version is None else minor_version == 0
+
+    @property
     def deadline(self) -> float | None:
         """When `advance` is to be called although nothing has happened, in seconds of the monotonic clock."""
         return self._connection.deadline

@@ -78,6 +78,7 @@ class Session:
         coordinator: towards the coordinator, or None.
         monitors: of the first rank's inputs, by client index.
         handshakes: of each rank, until the frontend has closed its end.
+        is_resumed: whether the frontend was served by an engine before this one, which was killed.
 
     """
 
@@ -96,6 +97,7 @@ class Session:
         self.coordinator: Outbox | None = None
         self.monitors: list[PeerMonitor] = []
         self.handshakes: list[Handshake] = []
+        self.is_resumed = False
         self._context = context
         self._limit_bytes = limit_bytes
 
@@ -111,6 +113,21 @@ class Session:
             self.coordinator = Outbox(self.init.coordinator_output, self._limit_bytes)
         for outbox in self.outboxes:
             outbox.advance(time.monotonic())
+
+    def are_of_rust(self, most_s: float) -> bool:
+        """Wait for so long at most until all outputs have told what they are; tell whether that is a Rust frontend."""
+        end = time.monotonic() + most_s
+        poller = zmq.Poller()
+        for outbox in self.outputs:
+            outbox.watch(poller)
+        while any(outbox.is_of_rust is None for outbox in self.outputs) and (now := time.monotonic()) < end:
+            if poller.sockets:
+                poller.poll(ceil(1_000 * (end - now)))
+            else:
+                time.sleep(_LAST_BYTES_S)
+            for outbox in self.outputs:
+                outbox.advance(time.monotonic())
+        return all(outbox.is_of_rust for outbox in self.outputs)
 
     def add_rank(self, position: int, rank: int, ready_response: bytes) -> Socket | None:
         """Connect one rank and introduce it to every client, before anything else is said on its sockets.

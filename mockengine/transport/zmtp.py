@@ -74,11 +74,13 @@ class Peer:
 
     Attributes:
         is_ready: whether it takes messages.
+        minor_version: of ZMTP 3 that it speaks: libzmq, and so a Python frontend, 1; a Rust frontend 0.
 
     """
 
     def __init__(self) -> None:
         self.is_ready = False
+        self.minor_version: int | None = None
         self._awaits = _Awaits.GREETING
         self._heard = bytearray()
 
@@ -111,6 +113,7 @@ class Peer:
         if heard[10] < _OLDEST_MAJOR or heard[12:32] != _NULL_MECHANISM:
             mechanism = bytes(heard[12:32]).rstrip(b"\0")
             raise ZmtpError(f"it speaks ZMTP {heard[10]}.{heard[11]} with mechanism {mechanism!r}, not 3 with NULL")
+        self.minor_version = heard[11]
         del heard[:_GREETING_BYTES]
         self._awaits = _Awaits.READY
         return True

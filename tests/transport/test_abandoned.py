@@ -180,6 +180,7 @@ def test_state_that_cannot_be_kept_is_said_and_costs_nothing_else(tmp_path: Path
     with FrontendDouble() as frontend, EngineThread(frontend, state_file=str(folder / "state")) as engine:
         engine.wait_for("engine joining")
         (folder / "state.lock").unlink()
+        (folder / "state.requests").unlink()
         folder.rmdir()
         frontend.handshake()
         frontend.add("a", max_tokens=1)

@@ -180,7 +180,7 @@ volumeMounts:
     mountPath: /var/lib/mockengine
 {{- end }}
 
-{{/* Outlives the container: an engine that was killed finds here whom to tell. */}}
+{{/* Outlives the container: an engine that was killed finds here whom to go on serving. */}}
 {{- define "mockengine.stateVolume" -}}
 - name: engine-state
   emptyDir:
