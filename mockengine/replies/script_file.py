@@ -11,22 +11,21 @@ from typing import Any, Final, TypeVar
 
 from mockengine.replies.asked import ReplyError
 from mockengine.replies.located import Located, Place, Problem, read_json_lines, text_of
-from mockengine.replies.mishaps import HANG
+from mockengine.replies.reply_keys import Readers, contradictions, wish_of
 from mockengine.replies.rules import Arguments, CallTemplate, Conditions, Reply, Rule
-from mockengine.replies.script_keys import CONDITIONS, OF_TEXT, REPLY, Readers, condition_readers, reply_readers
+from mockengine.replies.script_keys import CONDITIONS, OF_TEXT, REPLY, condition_readers, reply_readers
 from mockengine.replies.steered import MOST_TEXT_BYTES, expected, printable, read_tool_calls
 from mockengine.replies.template import Groups, Template
-from mockengine.replies.wish import OwnTiming, ToolCall, Wish
-from mockengine.wire.outputs import FinishReason
+from mockengine.replies.wish import ToolCall, Wish
 
 MOST_BYTES: Final = 2**20
 """Of a file: up to a second, in which nothing else goes on when it is read again."""
 
 _MOST_PROBLEMS: Final = 100
 _LINE_SUFFIXES: Final = (".jsonl", ".ndjson")
-_MS: Final = 1e-3
 _NO_TOKENIZER: Final = "text takes a tokenizer (set tokenizer to the folder of the frontend's model)"
-_SAID: Final = ("text", "template", "reasoning", "tool_calls")
+_FILLED_IN: Final = frozenset({"template", "reasoning", "tool_calls"})
+_SAYING: Final = _FILLED_IN | {"text", "token_ids"}
 _REGEXES: Final = ("prompt_regex", "last_message_regex")
 
 T = TypeVar("T")
@@ -166,8 +165,10 @@ class _Reader:
         values = self._values(fields, place, self._reply)
         if "tool_calls" in fields:
             values["tool_calls"] = self._tool_calls(fields["tool_calls"], (*place, "tool_calls"))
-        for name, problem in _contradictions(fields, values):
-            self._refuse((*place, name), problem)
+        for (name, *_), problem in contradictions(fields, values):
+            self._refuse((*place, name), f"{name}: {problem}")
+        if "text" in fields and "template" in fields:
+            self._refuse((*place, "template"), "template: it is said instead of text")
         return self._templated(values, place, groups)
 
     # Templates.
@@ -264,51 +265,10 @@ class _Reader:
         self._problems.append(Problem(self._located.line(place), text))
 
 
-def _contradictions(fields: Mapping[str, object], values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what cannot be at once, since nothing that is asked for is ignored."""
-    found: list[tuple[str, str]] = []
-    instead = [name for name in _SAID if name in fields]
-    if "token_ids" in fields and instead:
-        found.append(("token_ids", f"token_ids: they are said instead of {', '.join(instead)}"))
-    if "text" in fields and "template" in fields:
-        found.append(("template", "template: it is said instead of text"))
-    fault, _ = values.get("fault", (None, 0))
-    others = [name for name in fields if name not in ("fault", "weight")]
-    if fault is HANG and others:
-        found.append(("fault", f"fault: hang says nothing, whatever {', '.join(others)} ask for"))
-    if fault is not None and fault.takes_number and "stalls_after" in fields:
-        found.append(("fault", f"fault: {fault.name} is what stalls_after says"))
-    forced = None if fault is None else fault.wish(1).finish_reason
-    reason = values.get("finish_reason")
-    if None not in (forced, reason) and forced is not reason:
-        found.append(("fault", f"fault: {fault.name} ends otherwise than finish_reason"))
-    if "error" in fields and not {forced, reason} <= {None, FinishReason.ERROR}:
-        found.append(("error", "error: only a reply that ends with error has one"))
-    return found
-
-
 def _wish_of(values: Mapping[str, Any]) -> Wish:
     """Return the wish for what a reply has, but for what is filled in."""
-    error = values.get("error")
-    fault, number = values.get("fault", (None, 1))
-    wished = Wish() if fault is None else fault.wish(number)
-    ends_at_once = error is not None or (fault is not None and fault.ends_at_once)
-    says_something = any(name in values for name in ("text", "template", "token_ids", "reasoning", "tool_calls"))
-    at_once = ends_at_once and not says_something and not values.keys() & {"output_tokens", "finish_reason"}
-    timing = OwnTiming(
-        **{f"{name}_s": _MS * values[f"{name}_ms"] for name in ("ttft", "itl") if f"{name}_ms" in values},
-        stalls_after=values.get("stalls_after"),
-    )
-    return Wish(
-        text=values.get("text"),
-        token_ids=() if at_once else values.get("token_ids"),
-        output_tokens=values.get("output_tokens"),
-        finish_reason=FinishReason.ERROR if error is not None else values.get("finish_reason", wished.finish_reason),
-        error=error,
-        timing=wished.timing if timing == OwnTiming() else timing.over(wished.timing or OwnTiming()),
-        cached_tokens=values.get("cached_tokens"),
-        rule=wished.rule,
-    )
+    known = {name: value for name, value in values.items() if name not in _FILLED_IN}
+    return wish_of(known, says_something=not values.keys().isdisjoint(_SAYING))
 
 
 def _is_fixed(value: Arguments) -> bool:

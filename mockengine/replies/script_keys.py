@@ -8,29 +8,28 @@ raises `ValueError`, whose text says what is wrong with the value, for whatever 
 import re
 import warnings
 from array import array
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final
 
-from mockengine.replies.mishaps import ALLOWED, read_mishap
+from mockengine.replies.reply_keys import (
+    CALLS_ARE_MADE,
+    HOW_IT_IS_SAID,
+    SAID_INSTEAD,
+    WHERE_IT_ENDS,
+    Key,
+    Readers,
+    common_readers,
+)
 from mockengine.replies.steered import (
-    FINISH_REASONS,
-    LONGEST_MS,
     MAX_INT32,
     expected,
     printable,
     read_error,
-    read_finish_reason,
-    read_ms,
     read_text,
     read_token_ids,
     read_whole,
 )
 from mockengine.wire.values import UINT32_MAX
-
-Readers: TypeAlias = Mapping[str, Callable[[object], object]]
-"""What reads a value, by its name."""
 
 OF_TEXT: Final = frozenset(
     {
@@ -42,23 +41,6 @@ OF_TEXT: Final = frozenset(
 
 _MOST_WEIGHT: Final = 1_000_000
 _MESSAGE: Final = "the script asked for this error"
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What a rule or a part of it may have.
-
-    Attributes:
-        name: of it.
-        allowed: its values, in words.
-        meaning: for the docs.
-
-    """
-
-    name: str
-    allowed: str
-    meaning: str
-
 
 CONDITIONS: Final = (
     Key("prompt_contains", "a text", "is part of the prompt's text"),
@@ -76,37 +58,16 @@ CONDITIONS: Final = (
 REPLY: Final = (
     Key("text", "a text", "is said as it is, and added tokens are named in it"),
     Key("template", "a text", "is said with what the regexes have captured"),
-    Key("token_ids", "a list of token ids", "are said instead of a text"),
+    Key("token_ids", "a list of token ids", SAID_INSTEAD),
     Key("reasoning", "a template", "is said before the text, between the marks of reasoning"),
-    Key(
-        "tool_calls",
-        "a list of objects with `name` and `arguments`, whose texts are templates",
-        "are made after the text, in the form of the frontend's parser",
-    ),
-    Key(
-        "output_tokens",
-        f"a whole number from 1 to {MAX_INT32}",
-        "length of the reply, its last token included; a shorter text goes on from its beginning",
-    ),
-    Key("finish_reason", ", ".join(FINISH_REASONS), "why it ends"),
+    Key("tool_calls", "a list of objects with `name` and `arguments`, whose texts are templates", CALLS_ARE_MADE),
+    *WHERE_IT_ENDS,
     Key(
         "error",
         "an object of `code`, `message` and `retryable`",
         "it ends with error, at once unless anything is said before, and this is what the client is told",
     ),
-    Key("ttft_ms", f"a number from 0 to {LONGEST_MS}", "time from when it is scheduled to the first output"),
-    Key("itl_ms", f"a number from 0 to {LONGEST_MS}", "time from one output to the next"),
-    Key(
-        "stalls_after",
-        f"a whole number from 0 to {MAX_INT32}",
-        "outputs after which nothing more is said, until the client goes away",
-    ),
-    Key(
-        "cached_tokens",
-        f"a whole number from 0 to {MAX_INT32}",
-        "tokens of the prompt that are said to have come out of the cache, all but one at most",
-    ),
-    Key("fault", ALLOWED, "what goes wrong"),
+    *HOW_IT_IS_SAID,
     Key(
         "weight",
         f"a number above 0 and up to {_MOST_WEIGHT}",
@@ -135,18 +96,9 @@ def condition_readers() -> Readers:
 def reply_readers(vocab_size: int) -> Readers:
     """Return what reads the parts of a reply of token ids below this number, but for tool calls, which have parts."""
     return {
-        "text": read_text,
+        **common_readers(vocab_size),
         "template": read_text,
-        "token_ids": read_token_ids(vocab_size),
-        "reasoning": read_text,
-        "output_tokens": read_whole(1),
-        "finish_reason": read_finish_reason,
         "error": partial(read_error, message=_MESSAGE),
-        "ttft_ms": read_ms,
-        "itl_ms": read_ms,
-        "stalls_after": read_whole(0),
-        "cached_tokens": read_whole(0),
-        "fault": read_mishap,
         "weight": _read_weight,
     }
 

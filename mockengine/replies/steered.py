@@ -26,6 +26,7 @@ MAX_INT32: Final = 2**31 - 1
 FINISH_REASONS: Final = {reason.name.lower(): reason for reason in FinishReason}
 
 _DEPTH: Final = 64
+_MOST_NAMES: Final = 20
 _SHOWN_CHARACTERS: Final = 60
 
 
@@ -38,6 +39,12 @@ def printable(text: str) -> str:
     """Return a text of a client as it may stand in a message: short, and such as can be sent."""
     short = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
     return short.encode("utf-8", "backslashreplace").decode()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return some of the names, and how many more there are."""
+    some = ", ".join(printable(name) for name in names[:_MOST_NAMES])
+    return some if len(names) <= _MOST_NAMES else f"{some} and {len(names) - _MOST_NAMES} more"
 
 
 def read_text(value: object) -> str:
