@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from mockengine.replies import TokenSource
@@ -176,7 +177,8 @@ class Planner:
         choice = self._choices.of(params)
         if wish.says_something:
             most = min(most, _MOST_LISTED)
-            said, ending = told(params, choice.permitted(self._wanted(asked, wish, choice, most)), most, wish)
+            wanted = choice.permitted(self._wanted(asked, wish, choice, most))
+            said, ending = told(params, wanted, most, wish, partial(choice.source.tokens, asked.key, 0))
             return ListedTokens(said), ending
         listed = self._listed(asked, min(most, _MOST_LISTED), choice, wish)
         if listed is not None:
@@ -296,4 +298,5 @@ class Planner:
         length = self._length(asked, wish, reasoning)
         if length is not None:
             length = max(1, length - reasoning)
-        return told(asked.params, allowed, most, Wish(output_tokens=length))[0]
+        made_up = partial(choice.source.tokens, asked.key, 0)
+        return told(asked.params, allowed, most, Wish(output_tokens=length), made_up)[0]

@@ -113,6 +113,22 @@ def test_lengths_are_as_wished_within_what_the_client_allows() -> None:
     assert _reply(Wish(token_ids=()), **EOS_PARAMS)[0] == [EOS]
 
 
+def test_where_nothing_is_left_to_say_tokens_are_made_up() -> None:
+    forbidding = {"allowed_token_ids": (300, 301)}
+    for wish, params, length in (
+        (Wish(token_ids=(7, 8)), {"max_tokens": 6, "all_stop_token_ids": (EOS,)}, 6),
+        (Wish(token_ids=()), {**EOS_PARAMS, "min_tokens": 5}, 6),
+        (Wish(token_ids=(), output_tokens=4), EOS_PARAMS, 4),
+        (Wish(token_ids=(), output_tokens=4, finish_reason=LENGTH), EOS_PARAMS, 4),
+    ):
+        tokens, ending = _reply(wish, **forbidding, **params)
+        assert len(tokens) == length
+        assert {*tokens} - {300, 301} == ({EOS} if ending.finish_reason is STOP else set())
+        assert _reply(wish, **forbidding, **params) == (tokens, ending)
+    nowhere_to_end, ending = _reply(Wish(token_ids=(7, 8), finish_reason=STOP))
+    assert (nowhere_to_end, ending.finish_reason) == ([7, 8], STOP)
+
+
 def test_the_first_who_wants_something_has_it() -> None:
     slow, slower = OwnTiming(ttft_s=1.0), OwnTiming(ttft_s=2.0)
     other = Wish(text="no", reasoning="no", reasons=True, timing=slower, cached_tokens=3)
