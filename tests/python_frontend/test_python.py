@@ -11,7 +11,7 @@ import pytest
 
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
-from tests.support import checks, reasoning_checks, steering_checks, tool_checks
+from tests.support import checks, count_checks, reasoning_checks, steering_checks, tool_checks
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -32,8 +32,9 @@ def one_rank(python: Path) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def four_ranks(python: Path) -> Iterator[Stack]:
+    flags = ("--enable-prompt-tokens-details",)
     with (
-        PythonFrontend(python, MODEL, data_parallel_size=4, api_server_count=4) as frontend,
+        PythonFrontend(python, MODEL, data_parallel_size=4, api_server_count=4, extra_args=flags) as frontend,
         serving(frontend, "--engine-count=4") as stack,
     ):
         yield stack
@@ -46,6 +47,10 @@ def four_ranks(python: Path) -> Iterator[Stack]:
         checks.metrics_count_exactly,
         checks.many_streams_at_once,
         checks.same_prompt_gives_the_same_tokens_as_on_the_double,
+        count_checks.stop_strings_cut_what_is_said,
+        count_checks.scores_are_as_many_as_tokens,
+        count_checks.usage_is_exact,
+        count_checks.usage_counts_all_replies,
     ],
     ids=lambda check: check.__name__,
 )
@@ -139,6 +144,10 @@ def test_four_ranks_and_four_api_servers_share_the_work(four_ranks: Stack) -> No
     checks.metrics_count_exactly(four_ranks)
     checks.many_requests_are_shared_evenly(four_ranks, 4)
     assert {entry["client"] for entry in four_ranks.engine.logged("request started")} == {0, 1, 2, 3}
+
+
+def test_usage_tells_what_was_cached(four_ranks: Stack) -> None:
+    count_checks.usage_tells_what_was_cached(four_ranks)
 
 
 def test_mixture_of_experts_explains_the_hash_it_wants_and_serves_with_it(python: Path) -> None:
