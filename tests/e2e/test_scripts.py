@@ -4,6 +4,7 @@
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support.docs import example
-from tests.support.stack import MODEL, MODEL_NAME, Stack, serving
+from tests.support.stack import MODEL, MODEL_NAME, Stack, serving, wait_until
 
 pytestmark = pytest.mark.rust_frontend
 
@@ -105,6 +106,30 @@ def test_a_reply_of_a_script_goes_wrong(stack: Stack, script: Path) -> None:
     assert refused.value.status_code == 503
     with pytest.raises(openai.BadRequestError, match=r"fault: there is none of the name nothing .*overloaded"):
         _chat(stack, "absent")
+
+
+def test_a_reply_fails_or_falls_silent_as_its_rule_says(stack: Stack, script: Path) -> None:
+    script.write_text(
+        "- match: {prompt_contains: abort}\n  reply: {fault: abort, text: hello there}\n"
+        "- match: {prompt_contains: fail}\n  reply: {fault: error}\n"
+        "- match: {prompt_contains: stall}\n  reply: {fault: 'stall:2', text: hello there}\n"
+        "- match: {prompt_contains: hang}\n  reply: {fault: hang}\n"
+    )
+    choice = _complete(stack, "Please abort")
+    assert (choice.text, choice.finish_reason) == ("hello there", "abort")
+    with pytest.raises(openai.InternalServerError):
+        _complete(stack, "Please fail")
+    for prompt, outputs in (("Please stall", 2), ("Please hang", 0)):
+        before = len(_aborted(stack))
+        with pytest.raises(openai.APITimeoutError):
+            _complete(stack, prompt, timeout=1.0)
+        assert wait_until(partial(_aborted, stack, before), bool, "what was aborted") == [outputs]
+
+
+def _aborted(stack: Stack, start: int = 0) -> list[int]:
+    """Return how much was said to each request that was aborted, from one of them on."""
+    finished = stack.engine.logged("request finished")
+    return [entry["output_tokens"] for entry in finished if entry["finish_reason"] == "abort"][start:]
 
 
 def test_a_change_is_in_effect_for_the_next_request_and_a_broken_file_is_not(stack: Stack, script: Path) -> None:
