@@ -14,6 +14,7 @@ import pytest
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support.docs import example
+from tests.support.examples import run_example
 from tests.support.stack import MODEL, MODEL_NAME, Stack, serving, wait_until
 
 pytestmark = pytest.mark.rust_frontend
@@ -170,13 +171,8 @@ def test_a_conversation_of_a_data_set_goes_on_as_it_went(stack: Stack) -> None:
     assert _chat(stack, "Where else are you?").finish_reason == "length", "it is random"
 
 
-@pytest.mark.parametrize("heading", ["## A script", "## A data set"])
+@pytest.mark.parametrize("heading", ["A script", "A data set"])
 def test_the_examples_of_the_docs_run(stack: Stack, script: Path, heading: str) -> None:
-    if heading == "## A script":
-        script.write_text(example(heading, "yaml"))
-    code = example(heading, "python")
-    assert "http://localhost:8000" in code
-    here = code.replace("http://localhost:8000", stack.url).replace('model="mock"', f'model="{MODEL_NAME}"')
-    names: dict[str, Any] = {}
-    exec(here, names)  # noqa: S102  # it is our own
-    names["client"].close()
+    if heading == "A script":
+        script.write_text(example(f"## {heading}", "yaml"))
+    run_example(stack, heading)

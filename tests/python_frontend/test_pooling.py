@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from mockengine.testing.frontends import PythonFrontend
+from tests.support.examples import run_example
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, Stack, serving
 
@@ -91,6 +92,10 @@ def test_a_cosine_ranks_by_shared_words(embedding: Stack) -> None:
     cosines = [float(query @ document) for document in documents]
     assert cosines == sorted(cosines)
     assert cosines[0] < 0.3 < cosines[2]
+
+
+def test_the_example_of_the_docs_runs(embedding: Stack) -> None:
+    run_example(embedding, "Embeddings, classes and scores")
 
 
 def test_base64_holds_the_same_numbers(embedding: Stack) -> None:

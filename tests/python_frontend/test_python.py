@@ -12,6 +12,7 @@ import pytest
 from mockengine.testing.engine import EngineProcess
 from mockengine.testing.frontends import PythonFrontend
 from tests.support import checks, count_checks, reasoning_checks, steering_checks, tool_checks
+from tests.support.examples import run_example
 from tests.support.python_frontend import python_frontend
 from tests.support.stack import MODEL, MODEL_NAME, MOE_MODEL, Stack, serving, wait_until
 
@@ -90,6 +91,10 @@ def test_n_replies_to_one_prompt_differ_and_reproduce(one_rank: Stack) -> None:
     first = texts()
     assert len(set(first)) == 3
     assert texts() == first
+
+
+def test_the_example_of_the_docs_runs(one_rank: Stack) -> None:
+    run_example(one_rank, "Several replies, and who goes first")
 
 
 def test_list_of_prompts_gives_each_its_own_text(one_rank: Stack) -> None:
