@@ -10,6 +10,7 @@ import pytest
 from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import RustFrontend
 from tests.support import image_checks
+from tests.support.examples import run_example
 from tests.support.stack import MODEL_NAME, Stack, serving
 from tests.support.vision_model import make_vision_model, question_about
 
@@ -52,3 +53,7 @@ def test_something_that_is_no_image_is_the_clients_fault(stack: Stack) -> None:
     with pytest.raises(openai.APIStatusError):
         stack.client().chat.completions.create(model=MODEL_NAME, messages=messages, max_tokens=5)
     assert image_checks.tokens(stack, image_checks.RED)
+
+
+def test_the_example_of_the_docs_runs(stack: Stack) -> None:
+    run_example(stack, "Images, sounds and embeddings")
