@@ -261,13 +261,15 @@ class Planner:
     def _listed(self, asked: Asked, most: int, choice: Choice, wish: Wish) -> list[int] | None:
         """Return the tokens of a reply that is known from the start, up to its end; None is a random one."""
         params, key = asked.params, asked.key
+        # Neither can be made as long as is wished, but both can be kept from being longer.
+        at_most = most if wish.output_tokens is None else min(most, wish.output_tokens)
         if params.structured_outputs is not None:
-            constrained = self._constrained(asked, params.structured_outputs, most, choice)
+            constrained = self._constrained(asked, params.structured_outputs, at_most, choice)
             if constrained:
                 return constrained
         if params.trace_decode_token_ids is not None:
-            said = list(params.trace_decode_token_ids[:most])
-            return said + choice.source.tokens(key, len(said), most - len(said))
+            said = list(params.trace_decode_token_ids[:at_most])
+            return said + choice.source.tokens(key, len(said), at_most - len(said))
         if choice.stop is not None:
             return [*choice.source.tokens(key, 0, min(params.min_tokens, most - 1)), choice.stop]
         if self._config.kind is ReplyKind.ECHO:

@@ -15,6 +15,7 @@ from mockengine.replies.asked import ReplyError
 from mockengine.replies.ending import Ending
 from mockengine.replies.length import LengthDraw, fixed_length, normal_length
 from mockengine.replies.planner import Plan, Planner, RepliesConfig, ReplyKind
+from mockengine.replies.steering import Steering
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
 from mockengine.wire.outputs import FinishReason
@@ -127,6 +128,25 @@ def test_a_constraint_begins_after_the_reasoning_and_ends_with_eos() -> None:
     ignoring = said(reasoning_ended=True, eos_token_id=None)
     assert len(ignoring) == 40
     assert set(ignoring[10:]) == {eos}
+
+
+def test_a_length_that_is_wished_bounds_what_is_under_a_constraint_or_a_trace() -> None:
+    tokenizer = Tokenizer.load(ROOT / "deploy" / "model")
+    eos = tokenizer.eos_ids[0]
+    writer = StructuredWriter(tokenizer)
+    config = RepliesConfig(vocab_size=2**20, tokenizer=tokenizer, writer=writer, wishes=[Steering(VOCAB_SIZE)])
+
+    def reply(length: int, **params: Any) -> Plan:
+        return _plan(Planner(config, 400), extra_args={"mock_output_tokens": length}, eos_token_id=eos, **params)
+
+    for length in (2, 6, 30):
+        plan = reply(length, max_tokens=100, structured_outputs={"regex": "[ab]{1,40}"})
+        assert (plan.ending.finish_reason, _said(plan)[-1]) == (FinishReason.STOP, eos)
+        assert plan.ending.output_tokens <= length
+    cut = reply(3, max_tokens=100, structured_outputs={"regex": "(ab ){20}"})
+    assert cut.ending == Ending(3)
+    traced = reply(3, max_tokens=100, trace_decode_token_ids=(5, 6, 7, 8))
+    assert (_said(traced), traced.ending) == ([5, 6, 7], Ending(3))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), "NaN"])
