@@ -6,14 +6,12 @@ with one token more. An image takes `IMAGE_TOKENS` tokens of a prompt, whatever 
 """
 
 import base64
-import json
-import shutil
 import struct
 import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.stack import MODEL
+from tests.support.derived_model import read, tokenizer_with, write_model
 
 IMAGE_TOKENS: Final = 4
 _PLACEHOLDER: Final = "<image>"
@@ -29,14 +27,7 @@ _TEMPLATE: Final = (
 
 def make_vision_model(folder: Path) -> Path:
     """Write the folder and return it."""
-    folder.mkdir()
-    tokenizer = _read("tokenizer.json")
-    token_id = len(tokenizer["model"]["vocab"])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    token: dict[str, Any] = {"content": _PLACEHOLDER, **flags, "special": True}
-    tokenizer["added_tokens"].append({"id": token_id, **token})
-    described = _read("tokenizer_config.json")
-    described["added_tokens_decoder"][str(token_id)] = token
+    tokenizer, described, (token_id,) = tokenizer_with(_PLACEHOLDER)
     processor = {"processor_class": "LlavaProcessor"}
     files = {
         "config.json": _config(token_id),
@@ -51,10 +42,7 @@ def make_vision_model(folder: Path) -> Path:
             "vision_feature_select_strategy": "default",
         },
     }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content), encoding="utf-8")
-    shutil.copy(MODEL / "generation_config.json", folder)
-    return folder
+    return write_model(folder, files)
 
 
 def question_about(colour: tuple[int, int, int], text: str = "What is it?") -> list[dict[str, Any]]:
@@ -77,12 +65,8 @@ def png(width: int, height: int, colour: tuple[int, int, int]) -> bytes:
     return b"".join(parts)
 
 
-def _read(name: str) -> Any:
-    return json.loads((MODEL / name).read_text(encoding="utf-8"))
-
-
 def _config(token_id: int) -> dict[str, Any]:
-    text = _read("config.json")
+    text = read("config.json")
     del text["architectures"]
     return {
         "architectures": ["LlavaForConditionalGeneration"],
