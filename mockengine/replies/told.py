@@ -17,7 +17,10 @@ def told(
 
     By itself it ends after them with EOS. Where it has to be longer, because of `min_tokens`, because EOS is ignored or
     by a wish for more tokens, they are said again and again; where there are none, so many are said that are made up.
+    As in vLLM no stop token is said before `min_tokens` are.
     """
+    if params.min_tokens:
+        token_ids = _without_early_ends(params, token_ids)
     if wish.finish_reason is None:
         length = len(token_ids) + 1 if wish.output_tokens is None else wish.output_tokens
         ending = natural_ending(params, most, length)
@@ -52,3 +55,12 @@ def _end_token(params: SamplingParams) -> int | None:
     """Return what a reply ends with for whom STOP is wished, even where it is ignored."""
     eos = (params.eos_token_id,) if params.eos_token_id is not None else ()
     return next(iter((*eos, *params.stop_token_ids, *params.all_stop_token_ids)), None)
+
+
+def _without_early_ends(params: SamplingParams, token_ids: Sequence[int]) -> Sequence[int]:
+    ends = {params.eos_token_id, *params.stop_token_ids, *params.all_stop_token_ids}
+    said: list[int] = []
+    for token in token_ids:
+        if len(said) >= params.min_tokens or token not in ends:
+            said.append(token)
+    return said
