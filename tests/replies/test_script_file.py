@@ -460,6 +460,9 @@ def test_the_example_answers(tokenizer: Tokenizer) -> None:
         ("get_weather", {"city": "Rome", "days": 3})
     ]
     assert ask("My name is Ann") == Wish(text="Nice to meet you, Ann. That is $5.")
+    stuck = ask("Are you stuck?")
+    assert stuck is not None
+    assert stuck.timing == OwnTiming(itl_s=0.05, stalls_after=4)
     assert [ask("tell a joke"), ask("a joke")] == [
         Wish(text="Knock knock."),
         Wish(text="Who is there?", timing=OwnTiming(itl_s=0.05)),
