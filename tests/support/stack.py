@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,17 +28,28 @@ _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:]+)(?:\{(?P<labels>.*)\})? (?P<value>\
 
 @dataclass(frozen=True)
 class Stack:
-    """A frontend that serves, and its engine."""
+    """A frontend that serves, and its engine.
+
+    Attributes:
+        frontend: serves.
+        engine: answers it.
+        clients: of whoever tests the two; a socket that is left open is an error in some later test.
+
+    """
 
     frontend: Frontend
     engine: EngineProcess
+    clients: list[openai.OpenAI] = field(default_factory=list)
 
     @property
     def url(self) -> str:
         return self.frontend.url
 
     def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+        """Return a client, which is closed with the stack at the latest."""
+        made = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=DEADLINE_S)
+        self.clients.append(made)
+        return made
 
     def async_client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
@@ -80,4 +91,9 @@ def serving(frontend: Frontend, *engine_flags: str) -> Iterator[Stack]:
     flags = (f"--handshake-address={frontend.handshake_address}", *engine_flags)
     with EngineProcess(*flags) as engine:
         frontend.wait_healthy(besides=engine)
-        yield Stack(frontend, engine)
+        stack = Stack(frontend, engine)
+        try:
+            yield stack
+        finally:
+            for client in stack.clients:
+                client.close()
