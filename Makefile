@@ -21,9 +21,9 @@ PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --
 ALONE := tests/admin tests/benchmarks tests/e2e tests/testing tests/transport \
 	tests/test_cli.py tests/test_health.py tests/test_smoke.py tests/test_startup.py
 ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile $(addprefix --ignore=,$(ALONE))
-QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers"
+QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers and not browser"
 
-.PHONY: help demo test test-python-frontend test-failure-modes failure-modes faults test-manifests test-containers bench bench-check images lint format docs lock clean
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes faults test-browser test-manifests test-containers bench bench-check images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -53,6 +53,10 @@ failure-modes: $(TEST_VENV) ## do the same and write the tables of docs/failure-
 
 faults: $(TEST_VENV) ## let all faults strike beside real frontends and write the tables of docs/faults.md anew
 	$(BIN)/python -m tests.support.fault_runs
+
+test-browser: $(TEST_VENV) ## look at the engine's page with Chromium, which must be there (apt-get install chromium)
+	@$(BIN)/python -m mockengine.testing.fetch 0.33.0
+	$(BIN)/python -m pytest --durations=5 -m browser
 
 test-manifests: $(TEST_VENV) ## render what deploy/ has for Kubernetes and check it; Linux on x86_64 only
 	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."

@@ -23,6 +23,8 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 _LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 # What may wait for a reader: seconds of a busy log, and little enough memory. docs/logs.md states them.
 _MAX_LINES: Final = 10_000
+# Kept for people to look at.
+_LAST_LINES: Final = 30
 _MAX_CHARACTERS: Final = 8_000_000
 # What an empty pipe takes at once. Smaller writes do not keep up: after each one the thread waits some milliseconds
 # until a busy engine lets go of the interpreter.
@@ -112,6 +114,12 @@ def flush(deadline_s: float) -> bool:
     return output.flush(deadline_s) if isinstance(output, _Output) else True
 
 
+def last_lines() -> Sequence[str]:
+    """Return the last lines that were logged since `configure`, oldest first."""
+    output = structlog.get_config()["logger_factory"]
+    return output.last_lines if isinstance(output, _Output) else ()
+
+
 def lines_dropped() -> int:
     """Return how many lines were lost since `configure`."""
     output = structlog.get_config()["logger_factory"]
@@ -177,6 +185,7 @@ class _Output:
         self._queue: deque[tuple[str, int, int]] = deque()
         self._queued_characters = 0
         self._lost = 0
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self.lines_dropped = 0
         self._is_writing = False
         # Whether a disk became full in the middle of a line.
@@ -186,9 +195,16 @@ class _Output:
     def __call__(self, *_: Any) -> Self:
         return self
 
+    @property
+    def last_lines(self) -> Sequence[str]:
+        """The last lines, whether they could be written or not."""
+        with self._lock:
+            return tuple(self._last)
+
     def msg(self, line: str) -> None:
         """Leave one line to the thread, or drop it; never waits for the stream and never raises."""
         with self._lock:
+            self._last.append(line)
             if self._stream is None:
                 self.lines_dropped += 1
                 return

@@ -146,7 +146,9 @@ class _Service:
 
     def view(self) -> View:
         """Return what the admin port may see."""
-        return View(__version__, self._watch.status, self._journal.counts, logs.lines_dropped, self._stop.wake)
+        return View(
+            __version__, self._watch.status, self._journal.counts, logs.lines_dropped, logs.last_lines, self._stop.wake
+        )
 
     def run(self) -> tuple[int, str]:
         """Serve one frontend after the other; return the exit code and why it is that."""

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from mockengine.admin.control import add_control
 from mockengine.admin.metrics import make_registry
+from mockengine.admin.page import add_page
 from mockengine.admin.view import View
 from mockengine.remote import Remote
 from mockengine.status import State, Status
@@ -55,6 +56,7 @@ def make_app(view: View, remote: Remote) -> FastAPI:
     """Return the application that answers from `view`, and changes the engine by `remote`."""
     app = FastAPI(title="mockengine", version=view.version, docs_url=None, redoc_url=None)
     add_control(app, remote)
+    add_page(app, view, remote)
     registry = make_registry(view)
 
     @app.api_route("/health", methods=_METHODS, response_model_exclude_none=True, responses={503: {"model": Health}})

@@ -118,13 +118,18 @@ class Injector:
         return next((tally.struck for rule, tally in self._rules if rule.name == name), 0)
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is a rule of a name."""
-        return any(rule.name == name for rule, _ in self._rules)
+        """Tell whether there is a rule of a name that may strike."""
+        return any(rule.name == name and rule.enabled for rule, _ in self._rules)
 
     def put(self, rule: Rule) -> None:
-        """Add a rule, or replace the one of the same name, which begins to count anew."""
-        kept = [each for each in self._rules if each[0].name != rule.name]
-        self._rules = (*kept, (rule, self._tally(rule.name)))
+        """Add a rule, or replace the one of the same name, which counts anew unless it is only switched on or off."""
+        former = next((each for each in self._rules if each[0].name == rule.name), None)
+        if former is None:
+            self._rules = (*self._rules, (rule, self._tally(rule.name)))
+            return
+        is_switched = rule.model_copy(update={"enabled": former[0].enabled}) == former[0]
+        made = (rule, former[1] if is_switched else self._tally(rule.name))
+        self._rules = tuple(made if each is former else each for each in self._rules)
 
     def remove(self, name: str) -> bool:
         """Remove a rule, and end what it has begun; tell whether there was one."""
@@ -222,7 +227,7 @@ class Injector:
     def on_time(self, now: float) -> list[Calamity]:
         """Return what happens to the engine now, because its time has come, or with what has happened since."""
         for rule, tally in self._rules:
-            if isinstance(rule.what, EngineFault):
+            if rule.enabled and isinstance(rule.what, EngineFault):
                 is_due = rule.looks_at is Event.TIME and not tally.struck and self._is_in_time(rule, now)
                 if is_due or _is_let(tally):
                     self._calamities.append(Calamity(rule.name, rule.what, rule.when.rank))
@@ -237,7 +242,7 @@ class Injector:
             return now
         moments = []
         for rule, tally in self._rules:
-            if not isinstance(rule.what, EngineFault):
+            if not rule.enabled or not isinstance(rule.what, EngineFault):
                 continue
             if tally.due:
                 return now
@@ -248,7 +253,7 @@ class Injector:
     # Whether a rule strikes.
 
     def _looking_at(self, event: Event) -> Iterator[tuple[Rule, _Tally]]:
-        return ((rule, tally) for rule, tally in self._rules if rule.looks_at is event)
+        return ((rule, tally) for rule, tally in self._rules if rule.enabled and rule.looks_at is event)
 
     def _strikes(self, rule: Rule, tally: _Tally, rank: int | None, now: float | None) -> bool:
         """Count one more of what a rule looks at, and tell whether it strikes that."""

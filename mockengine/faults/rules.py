@@ -95,6 +95,7 @@ class Rule(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     name: str = Field(pattern=f"^{RULE_NAME}$", description="Of the rule; left out it is that of the fault.")
+    enabled: bool = Field(default=True, description="Whether it may strike at all.")
     when: When = Field(default=When(), description="When it strikes; left out is always.")
     what: AnyFault = Field(description="Name of a fault, or a mapping of `fault` and what that takes.")
 

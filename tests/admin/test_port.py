@@ -426,7 +426,7 @@ def test_a_thread_that_ends_takes_the_engine_along(monkeypatch: pytest.MonkeyPat
 
 
 def _view(status: Any) -> View:
-    return View("0", status, Counts(), lambda: 0, lambda: None)
+    return View("0", status, Counts(), lambda: 0, lambda: (), lambda: None)
 
 
 def _remote() -> Remote:
