@@ -40,6 +40,7 @@ test: $(TEST_VENV) ## unit, wire and end-to-end tests, the latter with real Rust
 	$(BIN)/python -m pytest --durations=10 $(QUICK) $(ALONE)
 
 test-python-frontend: $(TEST_VENV) ## end-to-end tests with a real Python frontend; builds its environment (2 GB) once
+	@$(BIN)/python -m mockengine.testing.fetch 0.33.0
 	@$(BIN)/python tests/support/python_frontend.py
 	$(BIN)/python -m pytest --durations=10 -m python_frontend
 

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from mockengine.testing.engine import EngineProcess
+from mockengine.testing.fetch import DEFAULT_VERSION, rust_frontend
 from mockengine.testing.frontends import PythonFrontend
 from tests.support import checks, count_checks, reasoning_checks, steering_checks, tool_checks
 from tests.support.examples import run_example
@@ -153,6 +154,16 @@ def test_four_ranks_and_four_api_servers_share_the_work(four_ranks: Stack) -> No
 
 def test_usage_tells_what_was_cached(four_ranks: Stack) -> None:
     count_checks.usage_tells_what_was_cached(four_ranks)
+
+
+def test_a_python_supervisor_with_a_rust_worker(python: Path) -> None:
+    rust = {"VLLM_USE_RUST_FRONTEND": "1", "VLLM_RUST_FRONTEND_PATH": str(rust_frontend(DEFAULT_VERSION))}
+    with (
+        PythonFrontend(python, MODEL, data_parallel_size=2, env=rust) as frontend,
+        serving(frontend, "--engine-count=2") as stack,
+    ):
+        checks.many_requests_are_shared_evenly(stack, 2)
+        checks.streamed_chat(stack)
 
 
 def test_mixture_of_experts_explains_the_hash_it_wants_and_serves_with_it(python: Path) -> None:
