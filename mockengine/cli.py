@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 from mockengine import __version__
 
 if TYPE_CHECKING:
+    from mockengine.ctl import AdminAddress
     from mockengine.settings import Description
     from mockengine.settings_sources import Loaded
 
@@ -29,6 +30,7 @@ usage: mockengine [serve] [FLAGS]
        mockengine settings [FLAGS] [--json]
        mockengine health [FLAGS]
        mockengine ctl [FLAGS] ORDER
+       mockengine scenario [FLAGS] FILE [--seed N] [--speed N]
        mockengine smoke --url URL [FLAGS]
        mockengine fit RESULTS... [FLAGS]
 
@@ -39,6 +41,7 @@ Commands:
   settings  print the settings in effect and where each comes from
   health    ask a running engine's admin port whether it is alive; exit code 0: it is, 1: it is not
   ctl       ask a running engine about itself and change it, over its admin port; has a --help of its own
+  scenario  run a timeline of settings and faults against a running engine, over its admin port
   smoke     send one chat completion to a frontend and say what came back; has a --help of its own
   fit       make a profile of a real deployment out of results of `vllm bench serve`; has a --help of its own
 
@@ -127,19 +130,11 @@ def _ctl(words: list[str]) -> int:
     if "--help" in words or "-h" in words:
         return _say(ctl.USAGE)
     flags, order = _split(words)
-    loaded = _load(flags)
-    if loaded is None:
-        return _WRONG_USE
-    settings = loaded.settings
-    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
-    if not settings.admin_port:
-        _complain(
-            "mockengine: admin_port is 0, so there is nobody to ask "
-            "(give the engine's: MOCKENGINE_ADMIN_PORT or --admin-port)\n"
-        )
+    address = _admin_address(flags)
+    if address is None:
         return _WRONG_USE
     try:
-        answer = ctl.obey(ctl.AdminAddress(settings.admin_host, settings.admin_port, token), order)
+        answer = ctl.obey(address, order)
     except ctl.UsageError as error:
         _complain(f"mockengine: {error}\n")
         return _WRONG_USE
@@ -147,6 +142,35 @@ def _ctl(words: list[str]) -> int:
         _complain(f"mockengine: {error}\n")
         return _FAILED
     return _say(json.dumps(answer, indent=2))
+
+
+def _scenario(words: list[str]) -> int:
+    answered = _answer_about_us(words)
+    if answered is not None:
+        return answered
+    from mockengine import scenario  # noqa: PLC0415 - see above
+
+    flags, rest = _split(words)
+    address = _admin_address(flags)
+    return _WRONG_USE if address is None else scenario.main(rest, address)
+
+
+def _admin_address(flags: list[str]) -> "AdminAddress | None":
+    """Return where a running engine is, or None after telling that nobody has said so."""
+    from mockengine.ctl import AdminAddress  # noqa: PLC0415 - see above
+
+    loaded = _load(flags)
+    if loaded is None:
+        return None
+    settings = loaded.settings
+    if not settings.admin_port:
+        _complain(
+            "mockengine: admin_port is 0, so there is nobody to ask "
+            "(give the engine's: MOCKENGINE_ADMIN_PORT or --admin-port)\n"
+        )
+        return None
+    token = settings.admin_token.get_secret_value() if settings.admin_token is not None else None
+    return AdminAddress(settings.admin_host, settings.admin_port, token)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -183,6 +207,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str]], int]]] = {
     "settings": _settings,
     "health": _health,
     "ctl": _ctl,
+    "scenario": _scenario,
     "smoke": _smoke,
     "fit": _fit,
 }

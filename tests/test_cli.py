@@ -95,7 +95,7 @@ def test_an_unknown_command_exits_with_2_and_names_those_there_are(capsys: pytes
     assert main(["sevre", "--seed", "x"]) == 2
     assert capsys.readouterr() == (
         "",
-        "mockengine: there is no command 'sevre' (use serve, settings, health, ctl, smoke, fit, or --help)\n",
+        "mockengine: there is no command 'sevre' (use serve, settings, health, ctl, scenario, smoke, fit, or --help)\n",
     )
 
 

@@ -49,7 +49,8 @@ MAY_IMPORT = {
         *("wire", "engine", "faults", "transport", "admin", ""),
     },
     "ctl": {"faults"},
-    "cli": {"ctl", "settings", "settings_sources", "service", "smoke", "fit", "health", ""},
+    "scenario": {"ctl", "faults", "replies"},
+    "cli": {"ctl", "scenario", "settings", "settings_sources", "service", "smoke", "fit", "health", ""},
     "__main__": {"cli"},
     "testing": {"wire", "engine"},
 }

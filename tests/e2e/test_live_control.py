@@ -286,6 +286,22 @@ def test_orders_that_are_wrong_are_explained(live: Live, words: list[str], code:
     assert said in stderr
 
 
+def test_a_scenario_changes_the_engine_and_leaves_it_as_it_was(live: Live, tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    rule = "{name: trial, what: {fault: error, retryable: true}}"
+    steps = (f"- {{at_s: 0, faults: [{rule}]}}", "- {at_s: 30, settings: {itl_ms: 1}}")
+    file.write_text("\n".join(["about: All fails.", "steps:", *steps]))
+    command = [sys.executable, "-m", "mockengine", "scenario", f"--admin-port={live.admin.base_url.port}", str(file)]
+    before = live.admin.get("/v1/settings").json()
+    with subprocess.Popen([*command, "--speed", "10"], stderr=subprocess.PIPE, text=True) as running:
+        wait_until(live.status, (503).__eq__, "the status of a request")
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert said.splitlines() == ["[1/2]     0.0 s  +trial (error)", "[2/2]    30.0 s  itl_ms=1"]
+    assert live.status() == 200
+    assert live.admin.get("/v1/settings").json() == before
+
+
 def test_an_engine_that_does_not_answer_is_told() -> None:
     command = [sys.executable, "-m", "mockengine", "ctl", f"--admin-port={free_port()}", "engines"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
