@@ -7,6 +7,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN_VENV := $(VENV)/.installed-run
 TEST_VENV := $(VENV)/.installed-test
+# Of their own: what they need meddles with pytest.
+SECURITY := build/security
+SECURITY_VENV := $(SECURITY)/.installed
 LINT_VENV := $(VENV)/.installed-lint
 BENCH_VENV := $(VENV)/.installed-bench
 
@@ -18,12 +21,13 @@ PIP_COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(LOCK_VENV)/bin/pip-compile --
 
 # These look at processes and clocks, so they have the machine for themselves. All others are shared among its cores, a
 # file at a time, since its tests may share what they set up.
-ALONE := tests/admin tests/benchmarks tests/e2e tests/testing tests/transport \
+ALONE := tests/admin tests/benchmarks tests/testing tests/transport \
+	$(addprefix tests/e2e/test_, calamities.py data_parallel.py kv_events.py live_control.py load.py resume.py rust.py) \
 	tests/test_cli.py tests/test_health.py tests/test_smoke.py tests/test_startup.py
 ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile $(addprefix --ignore=,$(ALONE))
-QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers and not browser"
+QUICK := -m "not python_frontend and not failure_modes and not manifests and not containers and not browser and not security"
 
-.PHONY: help demo test test-python-frontend test-failure-modes failure-modes faults test-browser test-manifests test-containers bench bench-check images lint format docs lock clean
+.PHONY: help demo test test-python-frontend test-failure-modes failure-modes faults test-browser test-security fuzz sbom audit soak test-manifests test-containers bench bench-check images lint format docs lock clean
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -58,6 +62,29 @@ faults: $(TEST_VENV) ## let all faults strike beside real frontends and write th
 test-browser: $(TEST_VENV) ## look at the engine's page with Chromium, which must be there (apt-get install chromium)
 	@$(BIN)/python -m mockengine.testing.fetch 0.33.0
 	$(BIN)/python -m pytest --durations=5 -m browser
+
+test-security: $(SECURITY_VENV) ## break the admin port and the wire, and write the bill of materials
+	@$(SECURITY)/bin/python -m mockengine.testing.fetch 0.33.0
+	$(SECURITY)/bin/python -m pytest -m security tests/security
+	$(MAKE) --no-print-directory fuzz FUZZ_SECONDS=30
+	$(MAKE) --no-print-directory sbom
+
+FUZZ_SECONDS = 600
+fuzz: $(SECURITY_VENV) ## feed an engine with messages that a fuzzer makes, for ten minutes
+	@mkdir -p build/fuzz
+	$(SECURITY)/bin/python -m tests.support.fuzz_wire -max_total_time=$(FUZZ_SECONDS) -max_len=600 -artifact_prefix=build/fuzz/
+
+sbom: $(SECURITY_VENV) ## write what the image has of other people's into build/sbom.json, as CycloneDX
+	@mkdir -p build
+	$(SECURITY)/bin/cyclonedx-py requirements --output-reproducible --of JSON -o build/sbom.json requirements.lock
+
+audit: $(SECURITY_VENV) ## ask PyPI for known vulnerabilities of what the image has
+	$(SECURITY)/bin/pip-audit --requirement requirements.lock --disable-pip --strict
+
+SOAK_SECONDS = 1800
+soak: $(TEST_VENV) ## half an hour of everything at once beside a Rust frontend that is restarted, and then the accounts
+	@$(BIN)/python -m mockengine.testing.fetch 0.33.0
+	$(BIN)/python -m tests.support.soak $(SOAK_SECONDS)
 
 test-manifests: $(TEST_VENV) ## render what deploy/ has for Kubernetes and check it; Linux on x86_64 only
 	@echo "Fetching kubectl and helm, if they are missing (once per machine, 70 MB) ..."
@@ -134,6 +161,11 @@ $(RUN_VENV): pyproject.toml | $(BIN)/python
 $(TEST_VENV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	@touch $@ $(RUN_VENV)
+
+$(SECURITY_VENV): pyproject.toml | $(BIN)/python
+	@$(PYTHON) -m venv $(SECURITY)
+	$(SECURITY)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[security]'
+	@touch $@
 
 $(LINT_VENV): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'

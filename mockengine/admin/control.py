@@ -16,7 +16,7 @@ from mockengine.remote import EngineState, RefusedError, Remote, RequestState, U
 from mockengine.settings import LIVE
 from mockengine.transport.desk import DeskClosedError
 
-_Changes = Annotated[dict[str, str | float | int | bool | None], Body(examples=[{"itl_ms": 20, "ttft_ms": "2s"}])]
+_Changes = Annotated[dict[str, str | float | int | bool | None], Body(examples=[{"itl_ms": 20, "log_requests": False}])]
 Rank = Annotated[int, Path(ge=0, lt=2**16, description="Index of a rank of this process.")]
 RuleName = Annotated[str, Path(min_length=1, max_length=64, description="Name of a rule.")]
 _NAMES: Final = ", ".join(sorted(LIVE))
@@ -43,6 +43,7 @@ class CrashOrder(BaseModel):
 
 
 _OF_CHANGES: Final[dict[int | str, dict[str, Any]]] = {
+    400: {"model": Problems},
     401: {"model": Problems},
     403: {"model": Problems},
     413: {"model": Problems},
