@@ -38,6 +38,11 @@ _DEV_MODE: Final = {"VLLM_SERVER_DEV_MODE": "1"}
 _OK: Final = "200"
 _PYTHON_JOINS_S: Final = 60.0
 # What comes first decides: a connection that is seen to be gone, or nothing at all.
+_WHILE_IT_ENDS: Final[Mapping[str, Sequence[str]]] = {
+    "stream beside it": ("error 500", "the connection breaks off"),
+    "new request": ("500", "refused"),
+    "`/health`": ("503", "refused"),
+}
 _EITHER: Final = {"`crash`, `notice: false`": ("500", "hangs")}
 _MOST_BODY: Final = 120
 # Such that a stream is still there at the end, and one that goes on is seen to.
@@ -129,7 +134,7 @@ def _seen_of(response: httpx.Response) -> str:
     error = body.get("error")
     if error is not None:
         message = error.get("message", "") if isinstance(error, dict) else str(error)
-        return f"{response.status_code}: {_short(message)}"
+        return f"{response.status_code}: {_short(message)}".removesuffix(": ")
     for choice in body.get("choices", ()):
         tokens = body["usage"]["completion_tokens"]
         return f"{response.status_code}, `finish_reason` `{choice['finish_reason']}`, {tokens} tokens"
@@ -233,7 +238,18 @@ def _observed_one(trial: Trial, frontend: Frontend, engine: EngineProcess) -> Ro
         row = {"the request": struck, "stream beside it": _short(beside.sees(PATIENCE_S)), **_aftermath(frontend)}
     if row["new request"] in _EITHER.get(trial.label, ()):
         row["new request"] = " or ".join(_EITHER[trial.label])
-    return row
+    return settled(row)
+
+
+def settled(row: Row) -> Row:
+    """Return what was seen with both ways in which that goes where a process ends meanwhile."""
+    if row["frontend's process"] == "goes on":
+        return row
+    found = dict(row)
+    for column, ways in _WHILE_IT_ENDS.items():
+        if found[column].partition(":")[0] in ways:
+            found[column] = " or ".join(ways)
+    return found
 
 
 def _observed_join(frontend: Frontend, engine: EngineProcess) -> Row:
