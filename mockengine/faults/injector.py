@@ -127,7 +127,7 @@ class Injector:
         if former is None:
             self._rules = (*self._rules, (rule, self._tally(rule.name)))
             return
-        is_switched = rule.model_copy(update={"enabled": former[0].enabled}) == former[0]
+        is_switched = rule != former[0] and rule.model_copy(update={"enabled": former[0].enabled}) == former[0]
         made = (rule, former[1] if is_switched else self._tally(rule.name))
         self._rules = tuple(made if each is former else each for each in self._rules)
 

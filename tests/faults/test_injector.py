@@ -181,3 +181,17 @@ def test_rules_that_this_engine_cannot_follow_are_refused() -> None:
         check_needs(rules, has_tokenizer=False, has_load_model=False)
     assert len(caught.value.problems) == 2
     check_needs(rules, has_tokenizer=True, has_load_model=True)
+
+
+def test_a_rule_that_is_switched_off_and_on_goes_on_counting() -> None:
+    made = injector(when(every=2))
+    assert struck(made, 3) == [2]
+    (on,) = made.rules
+    made.put(on.model_copy(update={"enabled": False}))
+    assert "error" not in made
+    assert struck(made, 3) == []
+    assert made.struck("error") == 1
+    made.put(on)
+    # The fourth request that it looks at is the next one.
+    assert struck(made, 3) == [1, 3]
+    assert made.struck("error") == 3
