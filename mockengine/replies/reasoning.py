@@ -70,7 +70,8 @@ class Reasoning:
         if not self._is_wanted(asked):
             return []
         prompt_end = self._prompt_end(asked)
-        ends = {*asked.params.stop_token_ids, *asked.params.all_stop_token_ids}
+        params = asked.params
+        ends = {params.eos_token_id, *params.stop_token_ids, *params.all_stop_token_ids}
         marks = self._marks
         if prompt_end.is_closed or len(choice.permitted(marks)) < len(marks) or not ends.isdisjoint(marks):
             # Without its marks it would be part of the answer.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mockengine.replies.asked import Asked, ReplyError
@@ -314,6 +314,8 @@ def test_lengths_are_drawn(replies: Replies) -> None:
     prompt=st.sampled_from([PROMPT, f"{PROMPT}<think>\n", f"{PROMPT}<think>\n\n</think>\n\n", "</think><think>" * 9]),
     length=st.sampled_from([None, fixed_length(1), fixed_length(9), fixed_length(2**31 - 1)]),
 )
+# The mark that reasoning begins with, as the end of the reply.
+@example(params={"eos_token_id": 4}, kind=ReplyKind.RANDOM, ended=None, prompt=PROMPT, length=fixed_length(9))
 def test_whatever_is_asked_the_reply_is_one_that_ends_as_it_says(
     replies: Replies,
     params: dict[str, Any],
