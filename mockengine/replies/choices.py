@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from mockengine.replies.random import RandomTokens
@@ -18,6 +19,20 @@ _KEPT: Final = 64
 _KEPT_IDS: Final = 4_096
 
 _Restriction: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client wants of tokens that are said on purpose.
+
+    Attributes:
+        ruled_out: not said.
+        only: said alone; None is all.
+
+    """
+
+    ruled_out: AbstractSet[int]
+    only: AbstractSet[int] | None
 
 
 class Choice:
@@ -53,6 +68,11 @@ class Choice:
         self.stop = stop
         self._ruled_out = ruled_out
         self._only = only
+
+    @property
+    def limits(self) -> Limits | None:
+        """What a client forbids and what alone it allows, which hold for whatever is said; None is no limit."""
+        return None if self._only is None and not self._ruled_out else Limits(self._ruled_out, self._only)
 
     def permitted(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return those of the tokens that are meant to be said which a client does not forbid."""

@@ -4,6 +4,7 @@
 from collections.abc import Mapping, Sequence
 
 from mockengine.replies.asked import Asked, ReplyError
+from mockengine.replies.choices import Limits
 from mockengine.replies.structured.constraint import Constraint, ConstraintError, read_constraint
 from mockengine.replies.structured.writer import StructuredWriter, Written
 from mockengine.replies.tokenizer import Tokenizer
@@ -16,6 +17,7 @@ def constrained_tokens(
     tokenizer: Tokenizer | None,
     writer: StructuredWriter | None,
     before: Sequence[int] = (),
+    limits: Limits | None = None,
 ) -> list[int] | None:
     """Return a reply that keeps to a constraint, with EOS; None if there is no constraint.
 
@@ -28,6 +30,7 @@ def constrained_tokens(
         tokenizer: the model's, if there is one.
         writer: likewise.
         before: what is said before the constraint begins; it counts.
+        limits: what of the vocabulary a client forbids.
 
     Raises:
         ReplyError: the constraint cannot be kept to, or nobody can.
@@ -44,7 +47,7 @@ def constrained_tokens(
         )
     said = list(before[:most])
     # A constraint that nothing can be written to is refused, whether its turn comes or not.
-    written = _written(writer, constraint, asked.key, max(1, most - len(said)))
+    written = _written(writer, constraint, asked.key, max(1, most - len(said)), limits, params.min_tokens - len(said))
     said = [*said, *written.tokens][:most]
     if written.complete and len(said) < most and tokenizer.eos_ids:
         ignores_eos = params.eos_token_id is None
@@ -59,9 +62,11 @@ def _read(structured_outputs: Mapping[str, object]) -> Constraint | None:
         raise ReplyError(str(error)) from error
 
 
-def _written(writer: StructuredWriter, constraint: Constraint, key: int, most: int) -> Written:
+def _written(
+    writer: StructuredWriter, constraint: Constraint, key: int, most: int, limits: Limits | None, least: int
+) -> Written:
     try:
-        return writer.write(constraint, key, most)
+        return writer.write(constraint, key, most, limits, min(least, most))
     except ConstraintError as error:
         raise ReplyError(str(error)) from error
     except Exception as error:

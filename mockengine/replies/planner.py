@@ -284,7 +284,8 @@ class Planner:
         if self._reasoning is not None:
             before, structured_outputs = self._reasoning.before_constraint(asked, structured_outputs, choice, most)
         writer = self._config.writer
-        return constrained_tokens(asked, structured_outputs, most, self._config.tokenizer, writer, before)
+        tokenizer = self._config.tokenizer
+        return constrained_tokens(asked, structured_outputs, most, tokenizer, writer, before, choice.limits)
 
     def _span(self, asked: Asked, choice: Choice, most: int) -> list[int]:
         """Return the reasoning that comes before an answer that nobody has told."""

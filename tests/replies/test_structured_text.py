@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from mockengine.replies.choices import Limits
 from mockengine.replies.structured.constraint import Constraint, ConstraintError, read_constraint
 from mockengine.replies.structured.writer import StructuredWriter
 from mockengine.replies.tokenizer import Tokenizer
@@ -324,3 +325,32 @@ def test_a_tokenizer_of_bytes_alone(bytes_alone: Tokenizer, asked: dict[str, Any
     assert len(texts) >= 2
     if "json" in asked or "json_object" in asked:
         assert all(isinstance(json.loads(text), dict) for text in texts)
+
+
+def _written_within(writer: StructuredWriter, limits: Limits | None, min_tokens: int = 0) -> list[str]:
+    constraint = read_constraint({"regex": "[a-z ]{1,200}"})
+    assert constraint is not None
+    written = [writer.write(constraint, key, 64, limits, min_tokens).tokens for key in range(20)]
+    return [writer.tokenizer.decode(tokens) for tokens in written]
+
+
+def test_what_a_client_forbids_is_not_said_where_there_is_something_else(writer: StructuredWriter) -> None:
+    spelled = writer.tokenizer.token_bytes
+    with_e = frozenset(token for token, text in enumerate(spelled) if b"e" in text)
+    assert any("e" in text for text in _written_within(writer, None))
+    assert not any("e" in text for text in _written_within(writer, Limits(with_e, None)))
+    letters = frozenset(token for token, text in enumerate(spelled) if text in (b"a", b"b", b"c"))
+    assert all(set(text) <= set("abc") for text in _written_within(writer, Limits(frozenset(), letters)))
+    # The constraint goes before.
+    nothing = Limits(frozenset(range(len(spelled))), None)
+    assert all(re.fullmatch("[a-z ]{1,200}", text) for text in _written_within(writer, nothing))
+
+
+def test_as_many_tokens_are_said_as_a_client_wants_if_they_may(writer: StructuredWriter) -> None:
+    constraint, short = read_constraint({"regex": "[a-z ]{1,400}"}), read_constraint({"choice": ["yes", "no"]})
+    assert constraint is not None
+    assert short is not None
+    lengths = [len(writer.write(constraint, key, 64, None, 20).tokens) for key in range(30)]
+    assert min(lengths) >= 20
+    assert min(len(writer.write(constraint, key, 64).tokens) for key in range(30)) < 20
+    assert writer.write(short, 1, 64, None, 20).complete

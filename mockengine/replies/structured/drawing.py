@@ -28,9 +28,11 @@ _LEAVE_WORD: Final = 160
 class Drawing:
     """Chooses tokens by drawn bits."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary, least: int = 0) -> None:
+        """Draw among these tokens; a reply of fewer than `least` ends only where nothing may follow."""
         self._spelled = tokenizer.token_bytes
         self._vocabulary = vocabulary
+        self._least = least
 
     def following(self, matcher: "LLMatcher", bits: int, tokens: list[int]) -> list[int]:
         """Return the tokens that come next, none if the reply ends here.
@@ -50,7 +52,10 @@ class Drawing:
         words = self._words(going_on, last)
         chances, index = bits & 0xFFFFFFFF, bits >> 32
         may_end = matcher.is_accepting()
-        if may_end and (not going_on.any() or (tokens and _happens(chances, self._end_chance(going_on, words)))):
+        is_long_enough = bool(tokens) and len(tokens) >= self._least
+        if may_end and not going_on.any():
+            return []
+        if may_end and is_long_enough and _happens(chances, self._end_chance(going_on, words)):
             return []
         return [self._drawn(self._pool(going_on, words, last, chances >> 8), index)]
 

@@ -3,10 +3,12 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
+from mockengine.replies.choices import Limits
 from mockengine.replies.structured.constraint import ConstraintError
 from mockengine.replies.tokenizer import Tokenizer
 
@@ -55,10 +57,12 @@ class Vocabulary:
         values: the shortest values of JSON.
         single: one character that opens nothing.
         lengths: bytes of every token.
+        permitted: those that a client allows, and those that end a reply; None is all.
 
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self.permitted: Mask | None = None
         self._words = (tokenizer.vocab_size + _WORD_BITS) // _WORD_BITS
         spelled = tokenizer.token_bytes
         self.lengths = np.array([len(token) for token in spelled], np.int64)
@@ -80,6 +84,17 @@ class Vocabulary:
         self.added = self._mask(sorted(special)) & ~self.eos
         self.plain |= self.added
 
+    def within(self, limits: Limits | None) -> "Vocabulary":
+        """Return the same tokens, of which those alone follow that a client allows, and those that end a reply."""
+        if limits is None:
+            return self
+        spelled = len(self.lengths)
+        only = range(spelled) if limits.only is None else limits.only
+        permitted = [token for token in only if 0 <= token < spelled and token not in limits.ruled_out]
+        limited = copy(self)
+        limited.permitted = self._mask(permitted) | self.eos
+        return limited
+
     def _mask(self, tokens: list[int]) -> Mask:
         bits = np.zeros(self._words * _WORD_BITS, np.uint8)
         bits[tokens] = 1
@@ -94,6 +109,8 @@ class Vocabulary:
     def following(self, matcher: "LLMatcher") -> Mask:
         """Return the tokens that may come next, EOS among them if the reply may end.
 
+        What a client forbids is among them only where nothing else is.
+
         Raises:
             ConstraintError: none may, since the grammar turned out to be too complex or cannot be followed.
 
@@ -101,7 +118,10 @@ class Vocabulary:
         mask: Mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)[: self._words]
         if matcher.is_error() or not mask.any():
             raise cannot_follow(matcher)
-        return mask
+        if self.permitted is None:
+            return mask
+        permitted = mask & self.permitted
+        return permitted if permitted.any() else mask
 
 
 def cannot_follow(matcher: "LLMatcher") -> ConstraintError:

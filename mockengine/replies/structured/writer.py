@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mockengine.replies.choices import Limits
 from mockengine.replies.hashing import draw
 from mockengine.replies.structured.closing import Closing
 from mockengine.replies.structured.constraint import Constraint, ConstraintError
@@ -61,8 +62,12 @@ class StructuredWriter:
         self._vocabulary = Vocabulary(tokenizer)
         self.tokenizer = tokenizer
 
-    def write(self, constraint: Constraint, key: int, max_tokens: int) -> Written:
+    def write(
+        self, constraint: Constraint, key: int, max_tokens: int, limits: Limits | None = None, min_tokens: int = 0
+    ) -> Written:
         """Write the reply that `key` identifies; a pure function of its arguments.
+
+        What `limits` forbid is said, and less than `min_tokens` are, only where the constraint leaves nothing else.
 
         Raises:
             ConstraintError: the constraint is wrong or cannot be satisfied.
@@ -70,34 +75,37 @@ class StructuredWriter:
         """
         matcher = self._grammars.matcher(constraint)
         try:
-            return self._write(matcher, key, max_tokens)
+            return self._write(matcher, key, max_tokens, self._vocabulary.within(limits), min_tokens)
         except ConstraintError:
             # Earlier replies may have filled what the grammar remembers: then it works when it is new.
-            return self._write(self._grammars.matcher(constraint, anew=True), key, max_tokens)
+            matcher = self._grammars.matcher(constraint, anew=True)
+            return self._write(matcher, key, max_tokens, self._vocabulary.within(limits), min_tokens)
 
-    def _write(self, start: "LLMatcher", key: int, max_tokens: int) -> Written:
+    def _write(self, start: "LLMatcher", key: int, max_tokens: int, vocabulary: Vocabulary, least: int) -> Written:
         most = min(max_tokens, MOST_TOKENS)
         first = Written([], complete=False)
         fits_without_eos: Written | None = None
-        for tokens, matcher in self._beginnings(start, key, most):
-            written = self._closed(tokens, matcher, most)
+        for tokens, matcher in self._beginnings(start, key, most, vocabulary, least):
+            written = self._closed(tokens, matcher, most, vocabulary, least)
             if written.complete and (len(written.tokens) < max_tokens):
                 return written
             if written.complete:
                 fits_without_eos = written
             first = first if first.tokens else written
         if fits_without_eos is None and most <= _MOST_SOUGHT_TOKENS:
-            found = shortest(start, self.tokenizer, self._vocabulary, most)
+            found = shortest(start, self.tokenizer, vocabulary, most)
             fits_without_eos = None if found is None else Written(found, complete=True)
         return fits_without_eos or first
 
-    def _beginnings(self, start: "LLMatcher", key: int, most: int) -> Iterator[tuple[list[int], "LLMatcher"]]:
+    def _beginnings(
+        self, start: "LLMatcher", key: int, most: int, vocabulary: Vocabulary, least: int
+    ) -> Iterator[tuple[list[int], "LLMatcher"]]:
         """Yield drawn beginnings of the reply with their matchers, the longest first."""
         most_drawn = min(most // 2, _DRAWN_TOKENS)
         beginnings: list[tuple[list[int], LLMatcher]] = [([], start)]
         tokens: list[int] = []
         matcher = start.deep_copy()
-        drawing = Drawing(self.tokenizer, self._vocabulary)
+        drawing = Drawing(self.tokenizer, vocabulary, least)
         while len(tokens) < most_drawn and not matcher.is_stopped():
             following = drawing.following(matcher, draw(key, len(tokens)), tokens)
             if not following:
@@ -110,13 +118,17 @@ class StructuredWriter:
         beginnings.append((tokens, matcher))
         yield from reversed(beginnings[-1:] if most > _MOST_RETRIED_TOKENS else beginnings)
 
-    def _closed(self, tokens: list[int], matcher: "LLMatcher", most: int) -> Written:
+    def _closed(
+        self, tokens: list[int], matcher: "LLMatcher", most: int, vocabulary: Vocabulary, least: int
+    ) -> Written:
         tokens, matcher = list(tokens), matcher.deep_copy()
-        closing = Closing(self.tokenizer, self._vocabulary)
-        while not matcher.is_accepting():
+        closing = Closing(self.tokenizer, vocabulary)
+        while not (is_complete := matcher.is_accepting()) or len(tokens) < least:
             if len(tokens) >= most:
-                return Written(tokens[:most], complete=False)
-            following = closing.following(matcher)
+                return Written(tokens[:most], complete=is_complete and len(tokens) == most)
+            following = [] if matcher.is_stopped() else closing.following(matcher)
+            if is_complete and not following:
+                break
             _consume(matcher, following)
             tokens += following
         return Written(tokens[:most], complete=len(tokens) <= most)
