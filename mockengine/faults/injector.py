@@ -232,9 +232,8 @@ class Injector:
                 if is_due or _is_let(tally):
                     self._calamities.append(Calamity(rule.name, rule.what, rule.when.rank))
                     self._note(rule, tally, rule.when.rank)
-        found = list(self._calamities)
-        self._calamities.clear()
-        return found
+        # Others may add to it meanwhile.
+        return [self._calamities.popleft() for _ in range(len(self._calamities))]
 
     def next_deadline(self, now: float) -> float | None:
         """Return when something happens because of the time alone, `now` being at once, or None."""

@@ -5,10 +5,11 @@ Rules say what and when (`faults.injector`); here it is done, on the thread of t
 what other threads have ordered.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial, singledispatchmethod
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 import zmq
@@ -134,11 +135,12 @@ class Calamities:
         # Whoever asks for health finds that the loop does not turn.
         poller = zmq.Poller()
         poller.register(self._stop.fileno(), zmq.POLLIN)
-        left_ms = inf if what.for_s is None else 1_000 * what.for_s
-        while left_ms > 0 and not self._stop.requested and calamity.rule in self._injector:
-            if poller.poll(_GLANCE_MS if left_ms > _GLANCE_MS else round(left_ms)):
+        until = inf if what.for_s is None else time.monotonic() + what.for_s
+        while (left_s := until - time.monotonic()) > 0 and not self._stop.requested:
+            if calamity.rule not in self._injector:
+                return
+            if poller.poll(min(_GLANCE_MS, ceil(1_000 * min(left_s, 1.0)))):
                 self._stop.clear_wakeup()
-            left_ms -= _GLANCE_MS
 
     @_do.register
     def _freeze_rank(self, what: FreezeRank, calamity: Calamity) -> None:
