@@ -89,13 +89,15 @@ class Vocabulary:
         if limits is None:
             return self
         spelled = len(self.lengths)
-        only = range(spelled) if limits.only is None else limits.only
-        permitted = [token for token in only if 0 <= token < spelled and token not in limits.ruled_out]
+        is_permitted = np.full(spelled, limits.only is None)
+        if limits.only is not None:
+            is_permitted[[token for token in limits.only if 0 <= token < spelled]] = True
+        is_permitted[[token for token in limits.ruled_out if 0 <= token < spelled]] = False
         limited = copy(self)
-        limited.permitted = self._mask(permitted) | self.eos
+        limited.permitted = self._mask(np.flatnonzero(is_permitted)) | self.eos
         return limited
 
-    def _mask(self, tokens: list[int]) -> Mask:
+    def _mask(self, tokens: list[int] | np.ndarray[tuple[int], np.dtype[np.intp]]) -> Mask:
         bits = np.zeros(self._words * _WORD_BITS, np.uint8)
         bits[tokens] = 1
         return np.packbits(bits, bitorder="little").view(np.uint32)
