@@ -150,22 +150,30 @@ class Remote:
             raise RefusedError(error.problems) from error
         except SetupError as error:
             raise RefusedError([str(error)]) from error
+        # Another frontend may have come while this was prepared for the one before.
+        while not self._desk.ask(self._effect_of(setup)):
+            pass
+        self._journal.settings_changed({name: getattr(settings, name) for name in LIVE & changes.keys()})
+        return self.settings()
+
+    def _effect_of(self, setup: EngineSetup) -> Callable[[], bool]:
+        """Prepare that a setup takes effect, which does nothing, and says so, once another frontend is served."""
         served = self._served
         config = None if served is None else setup.config(served[1])
         planner = None if config is None else make_planner(config)
 
-        def take_effect() -> None:
+        def take_effect() -> bool:
+            if served is not self._served:
+                return False
             self.setup = setup
-            logs.set_level(settings.log_level)
-            self._journal.reconfigure(logs.get_logger(), log_requests=settings.log_requests)
-            if served is None or served is not self._served or config is None or planner is None:
-                return
-            for engine in served[0].engines:
-                engine.reconfigure(config, planner)
+            logs.set_level(setup.settings.log_level)
+            self._journal.reconfigure(logs.get_logger(), log_requests=setup.settings.log_requests)
+            if served is not None and config is not None and planner is not None:
+                for engine in served[0].engines:
+                    engine.reconfigure(config, planner)
+            return True
 
-        self._desk.ask(take_effect)
-        self._journal.settings_changed({name: getattr(settings, name) for name in LIVE & changes.keys()})
-        return self.settings()
+        return take_effect
 
     # Faults.
 
@@ -203,6 +211,13 @@ class Remote:
             raise UnknownError(self._no_rule(name))
         self._wake()
 
+    def ends_process(self, name: str) -> bool:
+        """Tell whether the process ends when a rule strikes; raises `UnknownError` where there is none."""
+        rule = next((each for each in self.injector.rules if each.name == name), None)
+        if rule is None:
+            raise UnknownError(self._no_rule(name))
+        return isinstance(rule.what, Crash)
+
     def _no_rule(self, name: str) -> str:
         names = [rule.name for rule in self.injector.rules]
         return f"there is no rule {name} (there {'are ' + ', '.join(names) if names else 'is none'})"
@@ -229,10 +244,14 @@ class Remote:
 
         return self._desk.ask(take_effect)
 
-    def crash(self, rank: int, *, notice: bool, exit_code: int) -> None:
-        """Have the process of a rank end at once; raises `UnknownError` where there is none."""
+    def check_rank(self, rank: int) -> None:
+        """Raise `UnknownError` where there is no such rank."""
         if rank not in self._ranks:
             raise UnknownError(self._no_rank(rank))
+
+    def crash(self, rank: int, *, notice: bool, exit_code: int) -> None:
+        """Have the process of a rank end at once; raises `UnknownError` where there is none."""
+        self.check_rank(rank)
         self.injector.add(Calamity("crash", Crash(notice=notice, exit_code=exit_code), rank))
         self._wake()
 

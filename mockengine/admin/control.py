@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Depends, FastAPI, Path, Request
+from fastapi import APIRouter, BackgroundTasks, Body, Depends, FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
@@ -129,9 +129,12 @@ def _of_faults(remote: Remote, may_change: list[Any]) -> APIRouter:
         status_code=HTTPStatus.ACCEPTED,
         response_model_exclude_none=True,
     )
-    def fire_fault(name: RuleName) -> list[FaultState]:
+    def fire_fault(name: RuleName, after_answer: BackgroundTasks) -> list[FaultState]:
         """Let a rule strike whatever its conditions: the engine at once, a request, a call or a join the next one."""
-        remote.fire_fault(name)
+        if remote.ends_process(name):
+            after_answer.add_task(remote.fire_fault, name)
+        else:
+            remote.fire_fault(name)
         return states()
 
     return router
@@ -166,10 +169,11 @@ def _of_engines(remote: Remote, may_change: list[Any]) -> APIRouter:
         responses=_OF_CHANGES | _UNKNOWN,
         status_code=HTTPStatus.ACCEPTED,
     )
-    def crash(rank: Rank, order: CrashOrder | None = None) -> Mapping[str, int]:
-        """End the process that plays a rank, with all its ranks, at once."""
+    def crash(rank: Rank, after_answer: BackgroundTasks, order: CrashOrder | None = None) -> Mapping[str, int]:
+        """End the process that plays a rank, with all its ranks, as soon as this is answered."""
         order = order or CrashOrder()
-        remote.crash(rank, notice=order.notice, exit_code=order.exit_code)
+        remote.check_rank(rank)
+        after_answer.add_task(remote.crash, rank, notice=order.notice, exit_code=order.exit_code)
         return {"engine": rank, "exit_code": order.exit_code}
 
     return router

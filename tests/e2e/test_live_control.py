@@ -79,6 +79,7 @@ def test_faults_are_switched_on_and_off_for_the_next_request(live: Live) -> None
     assert state["struck"] == statuses.count(503)
     assert state["rule"] == {
         "name": "trial",
+        "enabled": True,
         "when": {"probability": 0.8, "steered": False, "at_join": False},
         "what": {"fault": "error", "message": "the engine failed on purpose", "retryable": True, "after_tokens": 0},
     }
@@ -352,12 +353,15 @@ def test_pages_of_others_change_nothing(live: Live) -> None:
     assert live.admin.post("/v1/engines/0/rejoin", headers=own).status_code == 200
 
 
-def test_a_rank_is_told_to_crash() -> None:
+@pytest.mark.parametrize("how", ["engines/0/crash", "faults/end/fire"])
+def test_a_rank_is_told_to_crash(how: str) -> None:
     port = free_port()
     frontend = RustFrontend(rust_frontend(DEFAULT_VERSION), MODEL)
     with frontend, serving(frontend, f"--admin-port={port}") as stack:
-        url = f"http://127.0.0.1:{port}/v1/engines/0/crash"
-        assert httpx.post(url, json={"exit_code": 7}, trust_env=False).status_code == 202
+        url = f"http://127.0.0.1:{port}/v1/"
+        rule = {"name": "end", "when": {"probability": 0}, "what": {"fault": "crash", "exit_code": 7}}
+        assert httpx.post(url + "faults", json=rule, trust_env=False).status_code == 200
+        assert httpx.post(url + how, json={"exit_code": 7}, trust_env=False).status_code == 202
         assert stack.engine.wait() == 7
         with stack.client() as client, pytest.raises(openai.InternalServerError):
             client.completions.create(model=MODEL_NAME, prompt="Hi", max_tokens=1)
